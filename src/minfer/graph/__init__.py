@@ -1,0 +1,52 @@
+"""What is computed: ops, their shapes and rules, the builder, printing. Nothing here runs."""
+
+from minfer.graph.attrs import (
+    Activation,
+    AttentionAttrs,
+    Attrs,
+    EmbedAttrs,
+    FusedFFNAttrs,
+    FusedQKVAttrs,
+    GatedAttrs,
+    KVStoreAttrs,
+    MatMulAttrs,
+    NormAttrs,
+    RopeAttrs,
+    RopeSpec,
+    ScaleAttrs,
+    SoftcapAttrs,
+)
+from minfer.graph.builder import GraphBuilder
+from minfer.graph.ir import PAGE, Graph, KVSpec, Node, WeightSpec
+from minfer.graph.ops import OPS, OpSpec
+from minfer.graph.render import to_dot, to_json, to_text
+from minfer.graph.verify import verify
+
+__all__ = [
+    "OPS",
+    "PAGE",
+    "Activation",
+    "AttentionAttrs",
+    "Attrs",
+    "EmbedAttrs",
+    "FusedFFNAttrs",
+    "FusedQKVAttrs",
+    "GatedAttrs",
+    "Graph",
+    "GraphBuilder",
+    "KVSpec",
+    "KVStoreAttrs",
+    "MatMulAttrs",
+    "Node",
+    "NormAttrs",
+    "OpSpec",
+    "RopeAttrs",
+    "RopeSpec",
+    "ScaleAttrs",
+    "SoftcapAttrs",
+    "WeightSpec",
+    "to_dot",
+    "to_json",
+    "to_text",
+    "verify",
+]
