@@ -1,0 +1,15 @@
+"""GGUF files: the strict mapped reader, the writer, and the NumPy truth of each quant type."""
+
+from minfer.gguf.reader import GGUFFile, Shard, TensorInfo, open_gguf
+from minfer.gguf.values import Metadata, Typed, ValueType, u32
+
+__all__ = [
+    "GGUFFile",
+    "Metadata",
+    "Shard",
+    "TensorInfo",
+    "Typed",
+    "ValueType",
+    "open_gguf",
+    "u32",
+]
