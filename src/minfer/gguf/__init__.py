@@ -1,5 +1,6 @@
 """GGUF files: the strict mapped reader, the writer, and the NumPy truth of each quant type."""
 
+from minfer.gguf.quants import dequantize
 from minfer.gguf.reader import GGUFFile, Shard, TensorInfo, open_gguf
 from minfer.gguf.values import Metadata, Typed, ValueType, u32
 
@@ -10,6 +11,7 @@ __all__ = [
     "TensorInfo",
     "Typed",
     "ValueType",
+    "dequantize",
     "open_gguf",
     "u32",
 ]
