@@ -3,15 +3,18 @@
 from minfer.gguf.quants import dequantize
 from minfer.gguf.reader import GGUFFile, Shard, TensorInfo, open_gguf
 from minfer.gguf.values import Metadata, Typed, ValueType, u32
+from minfer.gguf.writer import TensorData, write_gguf
 
 __all__ = [
     "GGUFFile",
     "Metadata",
     "Shard",
+    "TensorData",
     "TensorInfo",
     "Typed",
     "ValueType",
     "dequantize",
     "open_gguf",
     "u32",
+    "write_gguf",
 ]

@@ -83,12 +83,13 @@ def parse(buffer: mmap.mmap | bytes, source: str) -> Header:
     metadata = Metadata(values, source)
     alignment = _alignment(cursor, values)
     described = _descriptions(cursor, n_tensors)
-    data_start = _padded(cursor.pos, alignment)
+    data_start = padded(cursor.pos, alignment)
     tensors = _placed(cursor, described, data_start, alignment)
     return Header(version, metadata, tensors, alignment, data_start)
 
 
-def _padded(size: int, alignment: int) -> int:
+def padded(size: int, alignment: int) -> int:
+    """The next multiple of `alignment` from `size` up."""
     return -(-size // alignment) * alignment
 
 
@@ -346,5 +347,5 @@ def _placed(
                 TRUNCATED,
             )
         placed.append(TensorEntry(entry.name, entry.dtype, entry.shape, start, entry.nbytes))
-        expected = _padded(expected + entry.nbytes, alignment)
+        expected = padded(expected + entry.nbytes, alignment)
     return tuple(placed)

@@ -7,7 +7,7 @@ any width of the asked-for kind and refuse the rest by name. Reading bytes is `p
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any, TypeVar
@@ -74,10 +74,50 @@ class Typed:
 
     @staticmethod
     def array(item: ValueType, values: Any) -> Typed:
-        """An array of `item` elements."""
-        if item in NUMPY:
-            return Typed(ValueType.ARRAY, np.asarray(values, NUMPY[item]), item)
-        return Typed(ValueType.ARRAY, list(values), item)
+        """An array of `item` elements.
+
+        Raises:
+            FormatError: if an element does not fit the type.
+        """
+        if item not in NUMPY:
+            return Typed(ValueType.ARRAY, list(values), item)
+        found = np.asarray(values)
+        with np.errstate(invalid="ignore"):
+            elements = found.astype(NUMPY[item])
+        if item not in FLOATS and not np.array_equal(elements, found):
+            raise FormatError(f"an element of {_shown(values)} does not fit {item.name.lower()}")
+        return Typed(ValueType.ARRAY, elements, item)
+
+    @staticmethod
+    def of(value: Any) -> Typed:
+        """A plain value with the type that other writers give its kind.
+
+        Scalars: bool, u32 (i32 below zero, 64 bits where needed), f32, string. Arrays: i32 (i64
+        where needed), f32, bool, string; a NumPy array or scalar keeps its own type.
+
+        Raises:
+            FormatError: for a value of no such kind, or an empty list, whose type is unknown.
+        """
+        if isinstance(value, Typed):
+            return value
+        if isinstance(value, str):
+            return Typed(ValueType.STRING, value)
+        if isinstance(value, np.generic):
+            return Typed(_numpy_type(value.dtype), value.item())
+        if isinstance(value, np.ndarray) and value.ndim == 1:
+            return Typed.array(_numpy_type(value.dtype), value)
+        if isinstance(value, list | tuple) and value:
+            return Typed.array(_list_type(value), value)
+        if isinstance(value, bool):
+            return Typed(ValueType.BOOL, value)
+        if isinstance(value, int):
+            return Typed(_integer_type(value), value)
+        if isinstance(value, float):
+            return Typed(ValueType.F32, value)
+        raise FormatError(
+            f"the metadata value {_shown(value)} has no type of its own",
+            remedy="Give one: Typed(ValueType.U32, ...) or Typed.array(ValueType.STRING, ...)",
+        )
 
     def plain(self) -> Any:
         """The value without its type."""
@@ -90,6 +130,38 @@ class Typed:
         if self.item is None:
             return self.type.name.lower()
         return f"array of {len(self.value)} {self.item.name.lower()}"
+
+
+def _shown(value: Any) -> str:
+    """A value as it fits into one line of an error."""
+    return " ".join(repr(value).split())[:60]
+
+
+def _numpy_type(dtype: np.dtype[Any]) -> ValueType:
+    for kind, known in NUMPY.items():
+        if dtype == known:
+            return kind
+    raise FormatError(f"arrays of {dtype} cannot be stored as metadata")
+
+
+def _integer_type(value: int) -> ValueType:
+    if value < 0:
+        return ValueType.I32 if value >= -(2**31) else ValueType.I64
+    return ValueType.U32 if value < 2**32 else ValueType.U64
+
+
+def _list_type(values: Sequence[Any]) -> ValueType:
+    kinds = {bool if isinstance(v, bool) else type(v) for v in values}
+    if kinds == {str}:
+        return ValueType.STRING
+    if kinds == {bool}:
+        return ValueType.BOOL
+    if kinds == {int}:
+        fits = all(-(2**31) <= v < 2**31 for v in values)
+        return ValueType.I32 if fits else ValueType.I64
+    if kinds <= {int, float}:
+        return ValueType.F32
+    raise FormatError(f"the list {_shown(values)} mixes types or holds a type that has none")
 
 
 def u32(value: int) -> Typed:

@@ -100,5 +100,5 @@ def unpack_scales_16(field: Bytes) -> Bytes:
 
 def pack_scales_16(scales: Bytes) -> Bytes:
     """The inverse of `unpack_scales_16`."""
-    high = scales >> np.uint8(4)
-    return np.hstack([pack_planes(scales & 15, 8, NIBBLES), pack_planes(high, 4, CRUMBS)])
+    low, high = scales & np.uint8(15), scales >> np.uint8(4)
+    return np.hstack([pack_planes(low, 8, NIBBLES), pack_planes(high, 4, CRUMBS)])
