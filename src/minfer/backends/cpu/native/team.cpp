@@ -99,6 +99,16 @@ void Barrier::wait() {
 
 void Lane::sync() const { barrier->wait(); }
 
+int64_t Queue::next(int64_t n, const Lane& lane) {
+    const int64_t item = next_.fetch_add(1, std::memory_order_relaxed);
+    if (item < n) return item;
+    if (ended_.fetch_add(1, std::memory_order_acq_rel) + 1 == lane.count) {
+        next_.store(0, std::memory_order_relaxed);
+        ended_.store(0, std::memory_order_relaxed);
+    }
+    return -1;
+}
+
 struct Team::State {
     State(int count, int cores) : barrier(count, count > cores), count(count) {}
 

@@ -51,6 +51,18 @@ private:
     std::atomic<int> sleepers_{0};
 };
 
+// Work items handed out one by one, for items of unequal cost. Which lane computes an item must
+// not matter for its result. The queue is ready again once every lane has been told the end.
+class Queue {
+public:
+    // The next item, or -1 when all `n` are given out; then do not ask again in this step.
+    int64_t next(int64_t n, const Lane& lane);
+
+private:
+    alignas(64) std::atomic<int64_t> next_{0};
+    std::atomic<int> ended_{0};
+};
+
 // Threads that live as long as the backend and run one job at a time.
 class Team {
 public:
