@@ -81,10 +81,16 @@ class Typed:
         """
         if item not in NUMPY:
             return Typed(ValueType.ARRAY, list(values), item)
-        found = np.asarray(values)
-        with np.errstate(invalid="ignore"):
-            elements = found.astype(NUMPY[item])
-        if item not in FLOATS and not np.array_equal(elements, found):
+        # Python integers stay objects here: NumPy's guess for them could be a rounding float.
+        exact = item in INTEGERS and not isinstance(values, np.ndarray)
+        found = np.asarray(values, object if exact else None)
+        try:
+            with np.errstate(invalid="ignore", over="ignore"):
+                elements = found.astype(NUMPY[item])
+            fits = item in FLOATS or np.array_equal(elements, found)
+        except (OverflowError, TypeError, ValueError):
+            fits = False
+        if not fits:
             raise FormatError(f"an element of {_shown(values)} does not fit {item.name.lower()}")
         return Typed(ValueType.ARRAY, elements, item)
 
