@@ -190,7 +190,7 @@ def _choose(files: Sequence[str], selector: str | None) -> list[str] | str:
 
 
 def _has_quantization(file: str, quantization: str) -> bool:
-    return re.search(rf"(?i)(^|[-._/]){re.escape(quantization)}($|[-._/])", file) is not None
+    return re.search(rf"(?i)(^|[-._/]){re.escape(quantization)}[-./]", file) is not None
 
 
 def _explain(refused: http.Refused, name: HuggingFaceName, settings: Settings) -> NoReturn:
