@@ -13,6 +13,7 @@ from minfer.graph.attrs import (
     NormAttrs,
     RopeAttrs,
     RopeSpec,
+    RopeStyle,
     ScaleAttrs,
     SoftcapAttrs,
 )
@@ -42,6 +43,7 @@ __all__ = [
     "OpSpec",
     "RopeAttrs",
     "RopeSpec",
+    "RopeStyle",
     "ScaleAttrs",
     "SoftcapAttrs",
     "WeightSpec",

@@ -1,0 +1,122 @@
+"""Pass 4: an address for every value, by liveness over the build order.
+
+`place` is a pure function of intervals and sizes; its property (no two buffers that live at the
+same time overlap) is what the tests check.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from types import MappingProxyType
+
+from minfer.backends import ALIGNMENT
+from minfer.graph import OPS, Node
+from minfer.scheduler.plan import Plan
+
+
+@dataclass(frozen=True, slots=True)
+class Live:
+    """A buffer of `nbytes` that must exist from step `start` to step `end`, both included."""
+
+    start: int
+    end: int
+    nbytes: int
+
+
+def aligned(nbytes: int) -> int:
+    """`nbytes` rounded up to the alignment of buffers."""
+    return -(-nbytes // ALIGNMENT) * ALIGNMENT
+
+
+def place(buffers: Sequence[Live]) -> tuple[list[int], int]:
+    """Offsets for `buffers`, and the bytes they take in all.
+
+    The largest is placed first, each at the lowest offset free during its life.
+    """
+    offsets = [0] * len(buffers)
+    placed: list[int] = []
+    total = 0
+    for index in sorted(range(len(buffers)), key=lambda i: (-buffers[i].nbytes, i)):
+        buffer = buffers[index]
+        rivals = sorted(
+            (offsets[i], offsets[i] + aligned(buffers[i].nbytes))
+            for i in placed
+            if buffers[i].start <= buffer.end and buffer.start <= buffers[i].end
+        )
+        offset = 0
+        for start, end in rivals:
+            if offset + aligned(buffer.nbytes) <= start:
+                break
+            offset = max(offset, end)
+        offsets[index] = offset
+        placed.append(index)
+        total = max(total, offset + aligned(buffer.nbytes))
+    return offsets, total
+
+
+def allocate(plan: Plan) -> Plan:
+    """Fill `offsets`, `arena_bytes` and `input_bytes`. Inputs lead every arena, never reused."""
+    inputs: dict[int, int] = {}
+    input_bytes = 0
+    for node in plan.graph.nodes:
+        if node.op == "input":
+            inputs[node.id] = input_bytes
+            input_bytes += aligned(node.nbytes)
+    offsets: dict[str, dict[int, int]] = {}
+    arena_bytes: dict[str, int] = {}
+    for name in plan.used:
+        owner, lives = _lives(plan, name)
+        values = list(lives)
+        starts, total = place([lives[v] for v in values])
+        at = {value: input_bytes + start for value, start in zip(values, starts, strict=True)}
+        offsets[name] = inputs | {value: at[first] for value, first in owner.items()}
+        arena_bytes[name] = input_bytes + total
+    return replace(
+        plan,
+        offsets=MappingProxyType(offsets),
+        arena_bytes=MappingProxyType(arena_bytes),
+        input_bytes=input_bytes,
+    )
+
+
+def _lives(plan: Plan, name: str) -> tuple[dict[int, int], dict[int, Live]]:
+    """For one backend: the buffer each value lives in (named by its first value), and its life."""
+    graph = plan.graph
+    last = len(graph.nodes)
+    arrival = {c.node: s.nodes[0] for s in plan.segments for c in s.copies if c.target == name}
+    owner: dict[int, int] = {}
+    lives: dict[int, Live] = {}
+    for node in graph.nodes:
+        local = plan.backend_of[node.id] == name
+        if not node.nbytes or node.op == "input" or not (local or node.id in arrival):
+            continue
+        end = max((r for r in graph.readers[node.id]), default=node.id)
+        if node.id in graph.outputs:
+            end = last
+        shared = _in_place(plan, node, owner) if local else None
+        if shared is None:
+            owner[node.id] = node.id
+            start = node.id if local else arrival[node.id]
+            lives[node.id] = Live(start, end, node.nbytes)
+        else:
+            owner[node.id] = shared
+            lives[shared] = replace(lives[shared], end=max(lives[shared].end, end))
+    return owner, lives
+
+
+def _in_place(plan: Plan, node: Node, owner: dict[int, int]) -> int | None:
+    """The buffer `node` may overwrite: its first source's, if nobody else needs that value."""
+    graph = plan.graph
+    if not OPS[node.op].in_place:
+        return None
+    source = graph.nodes[node.srcs[0]]
+    reusable = (
+        source.id in owner
+        and plan.backend_of[source.id] == plan.backend_of[node.id]
+        and graph.readers[source.id] == (node.id,)
+        and node.srcs.count(source.id) == 1
+        and source.id not in graph.outputs
+        and source.nbytes == node.nbytes
+    )
+    return owner[source.id] if reusable else None
