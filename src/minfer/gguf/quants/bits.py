@@ -6,6 +6,8 @@ is that type's business.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 import numpy.typing as npt
 
@@ -13,6 +15,20 @@ from minfer.errors import FormatError
 
 Bytes = npt.NDArray[np.uint8]
 Floats = npt.NDArray[np.float32]
+
+
+@dataclass(frozen=True, slots=True)
+class Importance:
+    """How much the values of a matrix matter, from an importance matrix.
+
+    Attributes:
+        weights: one a value, [blocks, items].
+        row_power: mean square of the row that each block is of, [blocks].
+    """
+
+    weights: Floats
+    row_power: Floats
+
 
 NIBBLES = np.array([0, 4], np.uint8)[:, None]
 CRUMBS = np.array([0, 2, 4, 6], np.uint8)[:, None]
@@ -36,12 +52,6 @@ def pack_half(values: Floats) -> Bytes:
         worst = float(np.abs(values).max())
         raise FormatError(f"a block scale of {worst:g} exceeds the 65504 of half precision")
     return halves[:, None].view(np.uint8)
-
-
-def round_half(values: Floats) -> Floats:
-    """Values as they come back from half precision."""
-    with np.errstate(over="ignore"):
-        return values.astype(np.float16).astype(np.float32)
 
 
 def unpack_planes(field: Bytes, width: int, shifts: npt.NDArray[np.uint8]) -> Bytes:

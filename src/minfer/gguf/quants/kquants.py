@@ -16,10 +16,26 @@ from minfer.gguf.quants.bits import (
     NIBBLES,
     Bytes,
     Floats,
+    Importance,
+    pack_half,
+    pack_planes,
+    pack_scales_16,
+    pack_scales_mins,
     unpack_half,
     unpack_planes,
     unpack_scales_16,
     unpack_scales_mins,
+)
+from minfer.gguf.quants.search import (
+    TINY,
+    F,
+    affine,
+    extreme,
+    nearest,
+    positive,
+    symmetric,
+    symmetric_descent,
+    total,
 )
 
 
@@ -73,3 +89,149 @@ def dequantize_q6_k(blocks: Bytes) -> Floats:
     q = (unpack_planes(blocks[:, :128], 64, NIBBLES) | high).astype(np.float32) - 32
     scales = np.ascontiguousarray(blocks[:, 192:208]).view(np.int8).astype(np.float32)
     return _scaled(q, unpack_half(blocks[:, 208:210]) * scales)
+
+
+def quantize_q2_k(x: Floats, importance: Importance | None) -> Bytes:
+    groups = _groups(x, 16)
+    if importance is None:
+        scale, low, q = affine(
+            groups, np.abs(groups), 3, first=-0.5, step=0.1, steps=15, absolute=True
+        )
+        d, scales = _even_steps(scale.reshape(-1, 16), 15)
+        dmin, mins = _even_steps(low.reshape(-1, 16), 15)
+    else:
+        weights = _weights(x, importance, 16, 1)
+        scale, low, q = affine(groups, weights, 3, first=-0.9, step=0.05, steps=36, absolute=False)
+        d, scales = _fitted_steps(scale, weights, 16, 15)
+        dmin, mins = _fitted_steps(low, weights, 16, 15)
+    halves, half_mins = pack_half(d), pack_half(dmin)
+    codes = _requantized(x, q, _scales(halves, scales), _scales(half_mins, mins), 0, 3)
+    fields = scales.astype(np.uint8) | (mins.astype(np.uint8) << np.uint8(4))
+    return np.hstack([fields, pack_planes(codes, 32, CRUMBS), halves, half_mins])
+
+
+def quantize_q3_k(x: Floats, importance: Importance | None) -> Bytes:
+    groups = _groups(x, 16)
+    if importance is None:
+        scale, q = symmetric_descent(groups, 4)
+        scales = scale.reshape(-1, 16)
+        peak = extreme(scales.T)
+        iscale = F(-32) / peak
+        d = np.where(peak != 0, F(1) / iscale, F(0))
+        steps = np.clip(nearest(iscale[:, None] * scales), -32, 31) + F(32)
+        steps[peak == 0] = 0
+    else:
+        weights = _weights(x, importance, 16, 2)
+        scale, q = symmetric(groups, 4, weights)
+        d, columns = symmetric(scale.reshape(-1, 16).T, 32, total(weights).reshape(-1, 16).T)
+        steps = columns.T
+    half = pack_half(d)
+    codes = _requantized(x, q - 4, _scales(half, steps - 32), None, -4, 3) + np.uint8(4)
+    high, low = codes >> np.uint8(2), codes & np.uint8(3)
+    fields = pack_scales_16(steps.astype(np.uint8))
+    return np.hstack([pack_planes(high, 32, BITS), pack_planes(low, 32, CRUMBS), fields, half])
+
+
+def quantize_q4_k(x: Floats, importance: Importance | None) -> Bytes:
+    half, half_min, fields, codes = _quantize_q45(x, importance, 15, first=-1.0, steps=20)
+    return np.hstack([half, half_min, fields, pack_planes(codes, 32, NIBBLES)])
+
+
+def quantize_q5_k(x: Floats, importance: Importance | None) -> Bytes:
+    half, half_min, fields, codes = _quantize_q45(x, importance, 31, first=-0.5, steps=15)
+    high, low = codes >> np.uint8(4), codes & np.uint8(15)
+    packed = [pack_planes(high, 32, BITS), pack_planes(low, 32, NIBBLES)]
+    return np.hstack([half, half_min, fields, *packed])
+
+
+def _quantize_q45(
+    x: Floats, importance: Importance | None, nmax: int, *, first: float, steps: int
+) -> tuple[Bytes, Bytes, Bytes, Bytes]:
+    """The scale, minimum scale, packed six-bit fields and codes of a q4_K or q5_K block."""
+    groups = _groups(x, 32)
+    if importance is None:
+        weights = np.sqrt(total(groups * groups) / F(32)) + np.abs(groups)
+        scale, low, q = affine(
+            groups, weights, nmax, first=first, step=0.1, steps=steps, absolute=False
+        )
+        d, scales = _even_steps(scale.reshape(-1, 8), 63)
+        dmin, mins = _even_steps(low.reshape(-1, 8), 63)
+    else:
+        weights = _weights(x, importance, 32, 2)
+        scale, low, q = affine(
+            groups, weights, nmax, first=-0.9, step=0.05, steps=36, absolute=False
+        )
+        d, scales = _fitted_steps(scale, weights, 8, 63)
+        dmin, mins = _fitted_steps(low, weights, 8, 63)
+    half, half_min = pack_half(d), pack_half(dmin)
+    codes = _requantized(x, q, _scales(half, scales), _scales(half_min, mins), 0, nmax)
+    fields = pack_scales_mins(scales.astype(np.uint8), mins.astype(np.uint8))
+    return half, half_min, fields, codes
+
+
+def quantize_q6_k(x: Floats, importance: Importance | None) -> Bytes:
+    weights = None if importance is None else _groups(importance.weights, 16)
+    scale, q = symmetric(_groups(x, 16), 32, weights)
+    scales = scale.reshape(-1, 16)
+    peak = extreme(scales.T)
+    empty = np.abs(peak) < TINY
+    iscale = F(-128) / peak
+    half = pack_half(np.where(empty, F(0), F(1) / iscale))
+    steps = np.minimum(nearest(iscale[:, None] * scales), 127)
+    steps[empty] = 0
+    codes = _requantized(x, q - 32, _scales(half, steps), None, -32, 31) + np.uint8(32)
+    codes[empty] = 0
+    low, high = codes & np.uint8(15), codes >> np.uint8(4)
+    fields = steps.astype(np.int8).view(np.uint8)
+    return np.hstack([pack_planes(low, 64, NIBBLES), pack_planes(high, 32, CRUMBS), fields, half])
+
+
+def _groups(x: Floats, size: int) -> Floats:
+    """Sub-blocks as the columns that searches work on: [size, blocks * 256 / size]."""
+    return np.ascontiguousarray(x.reshape(-1, size).T)
+
+
+def _weights(x: Floats, importance: Importance, size: int, factor: int) -> Floats:
+    """Importance times the value's size, softened by the block's: columns as of `_groups`."""
+    power = F(factor) * total(np.ascontiguousarray((x * x).T)) / F(256)
+    return _groups(importance.weights * np.sqrt(power[:, None] + x * x), size)
+
+
+def _even_steps(values: Floats, nmax: int) -> tuple[Floats, Floats]:
+    """A block's sub-block scales, [blocks, n], as steps of a common scale, by the largest."""
+    largest = np.maximum(values.max(axis=1), F(0))
+    inverse = np.where(largest > 0, F(nmax) / largest, F(0))
+    # A fit may give a negative scale, which ggml lets wrap around a byte.
+    steps = nearest(inverse[:, None] * values) % F(256)
+    return largest / F(nmax), np.minimum(steps, nmax)
+
+
+def _fitted_steps(values: Floats, weights: Floats, count: int, nmax: int) -> tuple[Floats, Floats]:
+    """As `_even_steps`, by a search weighted with the sub-blocks' weights."""
+    d, columns = positive(values.reshape(-1, count).T, nmax, total(weights).reshape(-1, count).T)
+    return d, columns.T
+
+
+def _scales(half: Bytes, steps: Floats) -> Floats:
+    return unpack_half(half) * steps
+
+
+def _requantized(
+    x: Floats, q: Floats, scales: Floats, mins: Floats | None, low: int, high: int
+) -> Bytes:
+    """The codes that the stored scales give; where a scale came to 0, those of the search.
+
+    Args:
+        x: values, [blocks, 256].
+        q: codes of the search, as columns.
+        scales: stored scale of each sub-block, [blocks, n].
+        mins: stored minimum of each sub-block.
+        low: least code.
+        high: largest code.
+    """
+    parts = x.reshape(*scales.shape, -1)
+    shifted = parts if mins is None else parts + mins[:, :, None]
+    found = np.clip(nearest(shifted / scales[:, :, None]), low, high)
+    searched = q.T.reshape(parts.shape)
+    codes = np.where(scales[:, :, None] != 0, found, searched)
+    return codes.reshape(x.shape).astype(np.int8).view(np.uint8)

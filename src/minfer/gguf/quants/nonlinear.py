@@ -9,7 +9,17 @@ from __future__ import annotations
 
 import numpy as np
 
-from minfer.gguf.quants.bits import NIBBLES, Bytes, Floats, unpack_half, unpack_planes
+from minfer.gguf.quants.bits import (
+    NIBBLES,
+    Bytes,
+    Floats,
+    Importance,
+    pack_half,
+    pack_planes,
+    unpack_half,
+    unpack_planes,
+)
+from minfer.gguf.quants.search import F, extreme, levels, nearest, nearest_level, total
 
 IQ4_LEVELS = np.array(
     [-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113], np.float32
@@ -44,3 +54,63 @@ def _half_power(exponents: Bytes) -> Floats:
 
 def dequantize_mxfp4(blocks: Bytes) -> Floats:
     return _half_power(blocks[:, :1]) * MXFP4_LEVELS[unpack_planes(blocks[:, 1:], 16, NIBBLES)]
+
+
+_TRIES = 7
+"""Candidate scales on each side of the first, as ggml has it for files."""
+
+
+def quantize_iq4_nl(x: Floats, importance: Importance | None) -> Bytes:
+    weights = _weights(x, 32, importance)
+    d = levels(np.ascontiguousarray(x.T), IQ4_LEVELS, _TRIES, weights)
+    q = nearest_level(_inverse(d)[:, None] * x, IQ4_LEVELS)
+    return np.hstack([pack_half(d), pack_planes(q, 16, NIBBLES)])
+
+
+def quantize_iq4_xs(x: Floats, importance: Importance | None) -> Bytes:
+    groups = np.ascontiguousarray(x.reshape(-1, 32).T)
+    weights = _weights(x, 256, importance)
+    scales = levels(groups, IQ4_LEVELS, _TRIES, weights).reshape(-1, 8)
+    d = -extreme(scales.T) / F(32)
+    steps = np.clip(nearest(_inverse(d)[:, None] * scales), -32, 31)
+    inverse = _inverse(d[:, None] * steps)
+    parts = x.reshape(-1, 8, 32) * inverse[:, :, None]
+    q = nearest_level(parts, IQ4_LEVELS).reshape(x.shape)
+    fields = (steps + F(32)).astype(np.uint8)
+    high = np.bitwise_or.reduce((fields >> np.uint8(4)).astype(np.uint16) << _PAIRS, axis=1)
+    return np.hstack(
+        [
+            pack_half(d),
+            high.astype("<u2")[:, None].view(np.uint8),
+            pack_planes(fields & np.uint8(15), 1, NIBBLES),
+            pack_planes(q, 16, NIBBLES),
+        ]
+    )
+
+
+def quantize_mxfp4(x: Floats, importance: Importance | None) -> Bytes:
+    largest = np.abs(x).max(axis=1)
+    # The logarithm must round to single precision before it is rounded down, as ggml's does.
+    power = np.floor(np.log2(largest.astype(np.float64)).astype(np.float32))
+    exponent = np.where(largest > 0, np.clip(power + 125, 0, 254), 0).astype(np.uint8)[:, None]
+    scale = _half_power(exponent)
+    q = np.zeros(x.shape, np.uint8)
+    least = np.abs(x)
+    for index, level in enumerate(MXFP4_LEVELS):
+        error = np.abs(level * scale - x)
+        np.copyto(q, np.uint8(index), where=error < least)
+        np.minimum(least, error, out=least)
+    return np.hstack([exponent, pack_planes(q, 16, NIBBLES)])
+
+
+def _inverse(d: Floats) -> Floats:
+    return np.where(d != 0, F(1) / d, F(0))
+
+
+def _weights(x: Floats, super_block: int, importance: Importance | None) -> Floats:
+    """Weights of the squared errors, as columns of 32."""
+    squares = x * x
+    if importance is not None:
+        power = total(np.ascontiguousarray(squares.T)) * (F(2) / F(super_block))
+        squares = importance.weights * np.sqrt(power[:, None] + squares)
+    return np.ascontiguousarray(squares.reshape(-1, 32).T)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from minfer.gguf.quants.bits import Bytes, Floats
+from minfer.gguf.quants.bits import Bytes, Floats, Importance, pack_half
 
 
 def dequantize_f32(blocks: Bytes) -> Floats:
@@ -21,3 +21,17 @@ def dequantize_f16(blocks: Bytes) -> Floats:
 def dequantize_bf16(blocks: Bytes) -> Floats:
     words = np.ascontiguousarray(blocks).view("<u2").astype(np.uint32)
     return (words << 16).view(np.float32)
+
+
+def quantize_f32(x: Floats, importance: Importance | None) -> Bytes:
+    return x.astype("<f4").view(np.uint8)
+
+
+def quantize_f16(x: Floats, importance: Importance | None) -> Bytes:
+    return pack_half(x[:, 0])
+
+
+def quantize_bf16(x: Floats, importance: Importance | None) -> Bytes:
+    bits = x.view(np.uint32)
+    rounded = bits + (0x7FFF + ((bits >> 16) & 1))
+    return (rounded >> 16).astype("<u2").view(np.uint8)
