@@ -1,0 +1,124 @@
+"""What an op of this backend offers, and what it is given to describe its launches.
+
+An op is a module beside this one, listed in `minfer.backends.cuda.ops.OPS`, with
+
+    supports(node, graph) -> str | None     the reason why not, as in the backend contract
+    load(node, weights, store) -> None      makes its weights resident (only ops with weights)
+    lower(node, ctx) -> list[Launch]        the node's work; needs no GPU
+    kernels(facts) -> list[Kernel]          representative variants, for the compile check
+
+Everything an op knows of a step's size is the plan's bucket; what is real in it is read on the
+device. So a launch's geometry and arguments never change between steps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+from minfer.backends.base import Weight
+from minfer.backends.cuda.kv import KVState
+from minfer.backends.cuda.launch import Kernel, Launch
+from minfer.graph import Graph, Node
+
+if TYPE_CHECKING:
+    from minfer.backends.cuda.device import Device, Facts
+
+
+class Op(Protocol):
+    """The functions of an op's module."""
+
+    def supports(self, node: Node, graph: Graph) -> str | None: ...
+    def lower(self, node: Node, ctx: Context) -> list[Launch]: ...
+    def kernels(self, facts: Facts) -> Sequence[Kernel]: ...
+
+
+class Store:
+    """Weights in device memory, by what they are: (layout, name, ...).
+
+    Args:
+        device: where they live.
+    """
+
+    def __init__(self, device: Device) -> None:
+        self.device = device
+        self._addresses: dict[Hashable, int] = {}
+        self.nbytes = 0
+        """Bytes resident."""
+
+    def __contains__(self, key: Hashable) -> bool:
+        return key in self._addresses
+
+    def address(self, key: Hashable) -> int:
+        """Where a resident weight is; KeyError if it was never loaded."""
+        return self._addresses[key]
+
+    def resident(self, key: Hashable, nbytes: int, fill: Callable[[int], None]) -> int:
+        """The address of a weight; on first use takes `nbytes` and lets `fill(address)` write."""
+        if key not in self._addresses:
+            address = self.device.allocate(nbytes, f"the weight {key}")
+            fill(address)
+            self._addresses[key] = address
+            self.nbytes += nbytes
+        return self._addresses[key]
+
+    def raw(self, weight: Weight) -> int:
+        """A weight as the file has it."""
+        key = raw_key(weight.name)
+        return self.resident(
+            key, weight.data.nbytes, lambda address: self.device.upload(address, weight.data)
+        )
+
+
+def raw_key(name: str) -> tuple[str, str]:
+    """Key in the store of a weight kept as the file has it."""
+    return ("raw", name)
+
+
+@dataclass(frozen=True)
+class Context:
+    """Addresses and facts an op's `lower` works with.
+
+    Attributes:
+        graph: the whole graph.
+        facts: the device.
+        base: address of the arena.
+        offsets: node id -> offset in the arena.
+        weights: resident weights: key -> address.
+        states: KV states by name.
+        scratch: takes bytes, answers memory that holds nothing between two launches of an op.
+            Ops that run one after another share it.
+        counters: takes a number of 32-bit counters, answers memory that is zero whenever an op
+            starts: a kernel leaves it zero.
+    """
+
+    graph: Graph
+    facts: Facts
+    base: int
+    offsets: Mapping[int, int]
+    weights: Callable[[Hashable], int]
+    states: Mapping[str, KVState]
+    scratch: Callable[[int], int]
+    counters: Callable[[int], int]
+
+    def out(self, node: Node) -> int:
+        """Address of the node's output."""
+        return self.base + self.offsets[node.id]
+
+    def src(self, node: Node, index: int) -> int:
+        """Address of the output of the node's source number `index`."""
+        return self.base + self.offsets[node.srcs[index]]
+
+    def input(self, name: str) -> int:
+        """Address of a graph-wide input, e.g. `counts`."""
+        return self.out(self.graph.inputs[name])
+
+    def raw(self, name: str) -> int:
+        """Address of a weight kept as the file has it."""
+        return self.weights(raw_key(name))
+
+
+def blocks(n: int, size: int) -> int:
+    """How many pieces of `size` cover `n`."""
+    return -(-n // size)

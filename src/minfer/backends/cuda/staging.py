@@ -1,0 +1,139 @@
+"""The way between host and device memory: pinned buffers, so copies run beside the host's work.
+
+Uploads are collected and go out together just before the next work in the stream, neighbours as
+one copy: the inputs of a step are many small arrays side by side. Who orders the work is `device`.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from minfer.backends.base import ALIGNMENT
+from minfer.backends.cuda import driver
+
+SLOTS = 4
+SLOT_BYTES = 8 << 20
+
+Bytes = NDArray[np.uint8]
+
+
+def _aligned(n: int) -> int:
+    return -(-n // ALIGNMENT) * ALIGNMENT
+
+
+class Pinned:
+    """Page-locked host memory, as an array."""
+
+    def __init__(self, nbytes: int) -> None:
+        self._cuda = driver.bindings()
+        self.address = int(driver.check(self._cuda.cuMemAllocHost(nbytes), "pinning host memory"))
+        buffer = (ctypes.c_uint8 * nbytes).from_address(self.address)
+        self.array: Bytes = np.frombuffer(memoryview(buffer), dtype=np.uint8)
+
+    def close(self) -> None:
+        """Free the memory."""
+        driver.check(self._cuda.cuMemFreeHost(self.address), "freeing pinned memory")
+
+
+class Staging:
+    """A ring of pinned slots in front of a stream.
+
+    Args:
+        stream: handle of the stream all copies are ordered by.
+        wait: waits, within bounds, until the stream is idle; raises BackendError otherwise.
+    """
+
+    def __init__(self, stream: int, wait: Callable[[str], None]) -> None:
+        self._cuda = driver.bindings()
+        self._stream = stream
+        self._wait = wait
+        self._slots = [Pinned(SLOT_BYTES) for _ in range(SLOTS)]
+        self._events: list[Any] = [
+            driver.check(self._cuda.cuEventCreate(2), "creating an event") for _ in range(SLOTS)
+        ]  # 2: without timing
+        self._slot = 0
+        self._used = 0
+        self._pending: list[tuple[int, int, int]] = []  # device address, slot offset, bytes
+        self.copies = 0
+        """Copies to the device issued so far."""
+
+    def upload(self, target: int, data: Bytes) -> None:
+        """Take over `data` for the device address `target`; it goes out with the next flush."""
+        position = 0
+        while position < data.nbytes:
+            room = SLOT_BYTES - self._used
+            if room == 0:
+                self._next_slot()
+                continue
+            n = min(room, data.nbytes - position)
+            start = self._used
+            self._slots[self._slot].array[start : start + n] = data[position : position + n]
+            self._add(target + position, start, n)
+            self._used = min(_aligned(start + n), SLOT_BYTES)
+            position += n
+
+    def _add(self, target: int, start: int, n: int) -> None:
+        if self._pending:
+            last_target, last_start, last_n = self._pending[-1]
+            end = _aligned(last_n)
+            if last_target + end == target and last_start + end == start:
+                # the gap holds the padding between two buffers, which belongs to nobody
+                self._pending[-1] = (last_target, last_start, end + n)
+                return
+        self._pending.append((target, start, n))
+
+    def flush(self) -> None:
+        """Enqueue what was uploaded; called before any other work enters the stream."""
+        if not self._pending:
+            return
+        base = self._slots[self._slot].address
+        for target, start, n in self._pending:
+            driver.check(
+                self._cuda.cuMemcpyHtoDAsync(target, base + start, n, self._stream),
+                "copying to the device",
+            )
+        self.copies += len(self._pending)
+        self._pending.clear()
+
+    def _next_slot(self) -> None:
+        self.flush()
+        event = self._events[self._slot]
+        driver.check(self._cuda.cuEventRecord(event, self._stream), "recording an event")
+        self._slot = (self._slot + 1) % SLOTS
+        self._used = 0
+        (status,) = self._cuda.cuEventQuery(self._events[self._slot])
+        if status.name == "CUDA_ERROR_NOT_READY":
+            driver.check(
+                self._cuda.cuEventSynchronize(self._events[self._slot]), "waiting for an upload"
+            )
+        elif int(status) != 0:
+            raise driver.explain(status.name, "uploading")
+
+    def download(self, source: int, nbytes: int) -> Bytes:
+        """Wait for the work before, and copy from the device address `source`."""
+        self.flush()
+        out = np.empty(nbytes, dtype=np.uint8)
+        # a slot that no upload in flight uses: the stream is idle once a wait has returned
+        slot = self._slots[self._slot]
+        for position in range(0, nbytes, SLOT_BYTES):
+            n = min(SLOT_BYTES, nbytes - position)
+            driver.check(
+                self._cuda.cuMemcpyDtoHAsync(slot.address, source + position, n, self._stream),
+                "copying from the device",
+            )
+            self._wait("copying from the device")
+            out[position : position + n] = slot.array[:n]
+        self._used = 0
+        return out
+
+    def close(self) -> None:
+        """Free the slots; the stream is idle."""
+        for slot in self._slots:
+            slot.close()
+        for event in self._events:
+            driver.check(self._cuda.cuEventDestroy(event), "destroying an event")
