@@ -8,9 +8,9 @@
 // Two paths. `single` is for decode rows: activations keep 16 bits, so quantizing them costs about
 // 1e-4 of a row's largest value and nothing measurable in the logits, and weights stream at memory
 // speed. `many` is for prefill: the fastest arithmetic whose error a model does not notice
-// (matmul_choice.h says which for each type and instruction set). Within a path every output
-// element is computed by one lane in one order, whatever the other rows and the number of lanes:
-// results are bitwise equal. Weights that are plain numbers are multiplied in f32 on both paths.
+// (`many_form` in matmul_activations.h says which for each type and instruction set). Within a path
+// every output element is computed by one lane in one order, whatever the other rows and the number
+// of lanes: results are bitwise equal. Weights that are plain numbers are multiplied in f32 on both.
 //
 // Not here: which rows are real, threads, memory. The caller gives addresses and row ranges.
 #pragma once
@@ -43,7 +43,7 @@ struct MatMul {
     static constexpr int kMax = 3;
 
     int64_t n_in;
-    const float* x;                    // [rows][n_in]
+    const float* x;                      // [rows][n_in]
     const float* norm_weight = nullptr;  // with it, the input is x / sqrt(mean(x^2) + eps) * weight
     float norm_eps = 0;
     int n_products = 0;
@@ -57,8 +57,7 @@ struct MatMul {
 #if defined(MINFER_ISA)
 namespace minfer::MINFER_ISA {
 
-
-// Bytes `pack` writes; the destination is 64-byte aligned.
+// Bytes `pack` writes; the destination is 64-byte aligned. The same for every instruction set.
 size_t packed_bytes(Format format, int64_t n_in, int64_t n_out);
 
 // Repack a matrix [n_out][n_in]. All lanes call it; they share the panels. `n_in` must be a
@@ -69,7 +68,7 @@ void pack(Format format, int64_t n_in, int64_t n_out, const uint8_t* gguf, uint8
 // One row of a GGUF matrix as f32.
 void dequantize(Format format, int64_t n_in, const uint8_t* gguf_row, float* out);
 
-// Scratch a call needs for at most `rows` rows on the path. Reads the formats, `n_in` and `n_out`.
+// Scratch a call needs for at most `rows` rows on the path. Reads formats, `n_in`, `n_out`, `gate`.
 size_t single_scratch_bytes(const MatMul& m, int64_t rows, int lanes);
 size_t many_scratch_bytes(const MatMul& m, int64_t rows, int lanes);
 
