@@ -89,7 +89,9 @@ class AttentionAttrs(Attrs):
         scale: factor on q.k.
         window: a row at position p sees the positions above p - window; 0 sees all up to p.
         softcap: scores become `cap * tanh(score / cap)`; 0 leaves them.
-        single_rows: the leading rows that are the only row of their sequence in this step (decode).
+        single_rows: the leading rows, as in `MatMulAttrs`. Several may belong to one sequence
+            (their keys are all stored before any is read); the rows after them come in runs of
+            one sequence with consecutive positions.
     """
 
     state: str

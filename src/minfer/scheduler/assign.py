@@ -66,7 +66,7 @@ def _bound(node: Node, plan: Plan) -> list[Node]:
 
 def _place(nodes: list[Node], devices: list[Device], plan: Plan) -> tuple[str, list[str]]:
     """The first device that runs all of `nodes`, and why those before it do not."""
-    passed_over = []
+    passed_over: list[str] = []
     for device in devices:
         reason = None
         for node in nodes:

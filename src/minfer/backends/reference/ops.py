@@ -1,0 +1,88 @@
+"""Each op in plain NumPy, one function an op: what the op means, in numbers. Slow and obvious.
+
+Activations are float32 arrays `[rows, features]`; reductions run in float64. Nothing here knows
+arenas, plans or padding: a function gets its arrays and answers its output.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from minfer.graph import AttentionAttrs, RopeSpec
+
+F32 = NDArray[np.float32]
+I32 = NDArray[np.int32]
+
+
+def embed(ids: I32, table: F32, scale: float) -> F32:
+    """Rows of `table` [vocab, width] at `ids` [rows], times `scale`."""
+    return np.asarray(table[ids] * np.float32(scale), np.float32)
+
+
+def matmul(x: F32, weight: F32, bias: F32 | None = None, residual: F32 | None = None) -> F32:
+    """`x @ weight.T + bias + residual`; weight [n_out, n_in]."""
+    y = x @ weight.T
+    if bias is not None:
+        y = y + bias
+    if residual is not None:
+        y = y + residual
+    return np.asarray(y, np.float32)
+
+
+def rms_norm(x: F32, weight: F32, eps: float) -> F32:
+    """`x / sqrt(mean(x^2) + eps) * weight` over groups as wide as `weight`."""
+    groups = x.reshape(x.shape[0], -1, weight.size).astype(np.float64)
+    norm = groups / np.sqrt((groups**2).mean(axis=-1, keepdims=True) + eps)
+    return np.asarray((norm * weight).reshape(x.shape), np.float32)
+
+
+def rope(x: F32, positions: I32, spec: RopeSpec, head_dim: int) -> F32:
+    """Rotate pairs of each head by `position * inv_freq`; features past the pairs stay.
+
+    Source: Su et al., RoFormer (arXiv:2104.09864); `neox` pairs halves, `interleaved` neighbours.
+    """
+    heads = x.reshape(x.shape[0], -1, head_dim).copy()
+    angle = positions.astype(np.float64)[:, None] * np.asarray(spec.inv_freq, np.float64)
+    cos = (np.cos(angle) * spec.magnitude)[:, None, :].astype(np.float32)
+    sin = (np.sin(angle) * spec.magnitude)[:, None, :].astype(np.float32)
+    half = len(spec.inv_freq)
+    if spec.style == "neox":
+        first, second = slice(0, half), slice(half, 2 * half)
+    else:
+        first, second = slice(0, 2 * half, 2), slice(1, 2 * half, 2)
+    a, b = heads[..., first].copy(), heads[..., second].copy()
+    heads[..., first] = a * cos - b * sin
+    heads[..., second] = a * sin + b * cos
+    return heads.reshape(x.shape)
+
+
+def attention(q: F32, k: F32, v: F32, position: int, attrs: AttentionAttrs) -> F32:
+    """One row: q [n_heads * head_dim] over k, v [position + 1, n_kv_heads * head_dim]."""
+    group = attrs.n_heads // attrs.n_kv_heads
+    first = max(0, position - attrs.window + 1) if attrs.window else 0
+    keys = k[first:].reshape(-1, attrs.n_kv_heads, attrs.head_dim).astype(np.float64)
+    values = v[first:].reshape(-1, attrs.n_kv_heads, attrs.head_dim).astype(np.float64)
+    heads = q.reshape(attrs.n_kv_heads, group, attrs.head_dim).astype(np.float64)
+    scores = np.einsum("ngd,pnd->ngp", heads, keys) * attrs.scale
+    if attrs.softcap:
+        scores = attrs.softcap * np.tanh(scores / attrs.softcap)
+    scores = np.exp(scores - scores.max(axis=-1, keepdims=True))
+    scores /= scores.sum(axis=-1, keepdims=True)
+    return np.asarray(np.einsum("ngp,pnd->ngd", scores, values).reshape(-1), np.float32)
+
+
+def gated(gate: F32, up: F32, act: str) -> F32:
+    """`silu(gate) * up`, or with gelu in its tanh approximation (Hendrycks, arXiv:1606.08415)."""
+    g = gate.astype(np.float64)
+    if act == "silu":
+        with np.errstate(over="ignore"):
+            active = g / (1.0 + np.exp(-g))
+    else:
+        active = 0.5 * g * (1.0 + np.tanh(np.sqrt(2.0 / np.pi) * (g + 0.044715 * g**3)))
+    return np.asarray(active * up, np.float32)
+
+
+def softcap(x: F32, cap: float) -> F32:
+    """`cap * tanh(x / cap)`."""
+    return np.asarray(cap * np.tanh(x.astype(np.float64) / cap), np.float32)

@@ -1,0 +1,27 @@
+"""Requests on token ids: batching, KV pages, prefix reuse, sampling. No text, no devices."""
+
+from minfer.engine.engine import Counters, Engine, EngineConfig
+from minfer.engine.pages import PagePool, Prefix, PrefixCache
+from minfer.engine.params import MAX_LOGPROBS, SamplingParams
+from minfer.engine.sampling import Choice, Constraint, Sampler, log_softmax, top_candidates
+from minfer.engine.sequence import Event, FinishReason, Sequence, State
+
+__all__ = [
+    "MAX_LOGPROBS",
+    "Choice",
+    "Constraint",
+    "Counters",
+    "Engine",
+    "EngineConfig",
+    "Event",
+    "FinishReason",
+    "PagePool",
+    "Prefix",
+    "PrefixCache",
+    "Sampler",
+    "SamplingParams",
+    "Sequence",
+    "State",
+    "log_softmax",
+    "top_candidates",
+]

@@ -1,0 +1,537 @@
+"""The engine: token ids in, token ids out; many sequences, one step at a time.
+
+It knows no text, no files and no devices: a `DecoderConfig`, weights and backends are given to it.
+One thread at a time may call it; `minfer.llm` and `minfer.server` see to that.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Mapping
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass
+from time import perf_counter
+
+import numpy as np
+from numpy.typing import NDArray
+
+from minfer.backends import Backend, Weight
+from minfer.dtypes import F16, DType
+from minfer.engine.batcher import Chunk, bucket, pick
+from minfer.engine.pages import PagePool, Prefix, PrefixCache
+from minfer.engine.params import SamplingParams
+from minfer.engine.plans import PlanCache
+from minfer.engine.sampling import Constraint, Sampler
+from minfer.engine.sequence import Event, FinishReason, Sequence, State
+from minfer.errors import ClosedError, ContextFullError, MinferError, RequestError
+from minfer.graph import PAGE
+from minfer.models import DecoderConfig, StepShape
+from minfer.scheduler import CompiledPlan, Device, Plan, load_weights
+from minfer.settings import Settings
+
+
+@dataclass(frozen=True)
+class EngineConfig:
+    """Sizes fixed when an engine is made.
+
+    Attributes:
+        n_ctx: tokens a sequence may have.
+        n_cells: tokens the KV cache holds in all; rounded up to whole pages.
+        max_sequences: sequences that run at the same time.
+        prefill_rows: prompt tokens a step computes at most.
+        cache_type: element type of the KV cache.
+        prefix_cache: whether pages are kept for later requests with the same beginning.
+    """
+
+    n_ctx: int
+    n_cells: int
+    max_sequences: int = 16
+    prefill_rows: int = 512
+    cache_type: DType = F16
+    prefix_cache: bool = True
+
+    @property
+    def n_pages(self) -> int:
+        """Pages of the KV cache."""
+        return -(-self.n_cells // PAGE)
+
+
+@dataclass
+class Counters:
+    """What an engine has done since it was made."""
+
+    steps: int = 0
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    generated_tokens: int = 0
+    preemptions: int = 0
+    prefill_seconds: float = 0.0
+    decode_seconds: float = 0.0
+
+
+class Engine:
+    """Continuous batching over a paged KV cache."""
+
+    def __init__(
+        self,
+        model: DecoderConfig,
+        weights: Mapping[str, Weight],
+        devices: Seq[Device],
+        config: EngineConfig,
+        settings: Settings,
+        progress: Callable[[int, int], None] | None = None,
+    ) -> None:
+        self.model = model
+        self.config = config
+        self.counters = Counters()
+        self._devices = tuple(devices)
+        self._plans = PlanCache(model, devices, weights, settings)
+        largest = self._plans.plan(self._shape(0, config.prefill_rows, 1))
+        self.weight_bytes = load_weights(largest, weights, progress)
+        self.cache_bytes = self._add_states(largest)
+        self._reserve(largest)
+        self._pool = PagePool(config.n_pages)
+        self._cache = PrefixCache(self._pool)
+        self._waiting: list[Sequence] = []
+        self._running: list[Sequence] = []
+        self._slots = list(range(config.max_sequences - 1, -1, -1))
+        self._arrivals = itertools.count()
+        self._events: list[tuple[Sequence, Event]] = []
+        self._closed = False
+
+    # -- requests ---------------------------------------------------------------------------
+
+    def add(
+        self,
+        prompt: Seq[int],
+        params: SamplingParams,
+        *,
+        stop_ids: frozenset[int] = frozenset(),
+        constraint: Constraint | None = None,
+        reuse_decoded: bool = False,
+    ) -> Sequence:
+        """Queue a request.
+
+        Args:
+            prompt: token ids, at least one.
+            stop_ids: tokens that end the text.
+            constraint: a grammar.
+            reuse_decoded: accept cached pages with generated tokens; see `PrefixCache`.
+
+        Raises:
+            RequestError: if the prompt is empty or holds an id outside of the vocabulary.
+            ContextFullError: if it leaves no room for a token.
+        """
+        self._check_open()
+        if not len(prompt):
+            raise RequestError("the prompt has no tokens", where="prompt")
+        for token in prompt:
+            if not 0 <= token < self.model.n_vocab:
+                raise RequestError(
+                    f"token {token} is outside of the vocabulary of {self.model.n_vocab}",
+                    where="prompt",
+                )
+        room = min(self.config.n_ctx, self.config.n_pages * PAGE) - len(prompt)
+        if room < 1:
+            raise ContextFullError(len(prompt), self.config.n_ctx)
+        limit = room if params.max_tokens is None else min(room, params.max_tokens)
+        ends = frozenset() if params.ignore_eos else stop_ids
+        sequence = Sequence(
+            list(prompt), len(prompt), limit, ends, Sampler(params, constraint), reuse_decoded
+        )
+        sequence.priority = next(self._arrivals)
+        if limit == 0:
+            self._finish(sequence, "length", None)
+        else:
+            self._waiting.append(sequence)
+        return sequence
+
+    def cancel(self, sequence: Sequence) -> None:
+        """End a request now, in whatever state it is; its last event says `cancelled`."""
+        if sequence.state is not State.FINISHED:
+            self._finish(sequence, "cancelled", None)
+
+    @property
+    def n_waiting(self) -> int:
+        """Requests not yet running."""
+        return len(self._waiting)
+
+    @property
+    def n_running(self) -> int:
+        """Requests that hold pages."""
+        return len(self._running)
+
+    @property
+    def has_work(self) -> bool:
+        """Whether a step would do anything."""
+        return bool(self._waiting or self._running or self._events)
+
+    @property
+    def pages(self) -> tuple[int, int, int]:
+        """Pages of the KV cache: (free, held only by the prefix cache, all)."""
+        return self._pool.n_free, self._cache.n_reclaimable(), self._pool.n_pages
+
+    # -- the step ---------------------------------------------------------------------------
+
+    def step(self) -> list[tuple[Sequence, Event]]:
+        """Compute one batch; answer what it brought each sequence."""
+        self._check_open()
+        self._admit()
+        chunks = self._place(pick(self._running, self._max_single, self.config.prefill_rows))
+        if chunks:
+            began = perf_counter()
+            try:
+                logits = self._compute(chunks)
+            except MinferError as error:
+                for chunk in chunks:
+                    self._finish(chunk.sequence, "error", error)
+            else:
+                self._advance(chunks, logits, perf_counter() - began)
+        events, self._events = self._events, []
+        return events
+
+    def _compute(self, chunks: list[Chunk]) -> NDArray[np.float32]:
+        """Run the batch; the logits of the rows that want them."""
+        compiled = self._plans.get(self._shape_of(chunks))
+        rows = self._fill(compiled, chunks)
+        compiled.enqueue()
+        return compiled.output(rows=rows)
+
+    def _admit(self) -> None:
+        """Let waiting sequences run while there are slots and pages for their prompts."""
+        while self._waiting and self._slots:
+            sequence = self._waiting[0]
+            known = self._find_prefix(sequence)
+            needed = sequence.pages_needed(len(sequence.tokens) + 1) - len(known.pages)
+            for page in known.pages:
+                self._pool.share(page)
+            if known.tail is not None:
+                self._pool.share(known.tail)
+            enough = self._make_room(needed)
+            if enough:
+                self._start(sequence, known)
+            else:
+                for page in known.pages:
+                    self._pool.drop(page)
+            if known.tail is not None:
+                self._pool.drop(known.tail)
+            if not enough:
+                return
+
+    def _find_prefix(self, sequence: Sequence) -> Prefix:
+        if not self.config.prefix_cache:
+            return Prefix()
+        prompt = sequence.tokens[: sequence.n_prompt]
+        return self._cache.find(prompt, exact_only=not sequence.reuse_decoded)
+
+    def _start(self, sequence: Sequence, known: Prefix) -> None:
+        """Give a sequence its slot and its known pages, and let it run."""
+        self._waiting.pop(0)
+        sequence.pages = list(known.pages)
+        sequence.n_computed = len(known.pages) * PAGE
+        if known.tail is not None:
+            page = self._pool.take()
+            assert page is not None, "room was made"
+            for name in self._used_backends:
+                self._backend(name).copy_pages([(known.tail, page)])
+            sequence.pages.append(page)
+            sequence.n_computed += known.n_tail
+        if not sequence.n_preempted:
+            sequence.n_cached = sequence.n_computed
+            sequence.started = perf_counter()
+            self.counters.cached_tokens += sequence.n_cached
+        sequence.slot = self._slots.pop()
+        sequence.state = State.PREFILLING
+        self._running.append(sequence)
+
+    def _place(self, chunks: list[Chunk]) -> list[Chunk]:
+        """Find pages for every chunk; where there are none, the youngest sequences wait again."""
+        placed: list[Chunk] = []
+        for chunk in sorted(chunks, key=lambda c: c.sequence.priority):
+            if chunk.sequence.slot < 0:
+                continue
+            needed = chunk.sequence.pages_needed(chunk.start + chunk.count)
+            while not self._make_room(needed):
+                victim = max(self._running, key=lambda s: s.priority)
+                self._preempt(victim)
+                if victim is chunk.sequence:
+                    break
+            if chunk.sequence.slot < 0:
+                continue
+            for _ in range(needed):
+                page = self._pool.take()
+                assert page is not None, "room was made"
+                chunk.sequence.pages.append(page)
+            placed.append(chunk)
+        alive = [c for c in placed if c.sequence.slot >= 0]
+        return [c for c in alive if c.single] + [c for c in alive if not c.single]
+
+    def _make_room(self, n_pages: int) -> bool:
+        """Free pages until `n_pages` are there, at the prefix cache's cost; False if it cannot."""
+        while self._pool.n_free < n_pages:
+            if not self._cache.evict():
+                return False
+        return True
+
+    def _preempt(self, sequence: Sequence) -> None:
+        """Take a sequence's pages; it starts over with what it has, computed as it was."""
+        self._release(sequence)
+        sequence.state = State.WAITING
+        sequence.n_computed = 0
+        sequence.n_preempted += 1
+        self.counters.preemptions += 1
+        self._waiting.insert(0, sequence)
+
+    def _fill(self, compiled: CompiledPlan, chunks: list[Chunk]) -> int:
+        """Write a step's inputs; answer how many rows of logits are wanted."""
+        inputs = compiled.inputs
+        ids, positions, cells, seqs = (
+            inputs[name] for name in ("token_ids", "positions", "cells", "seqs")
+        )
+        ids[:] = 0
+        positions[:] = -1
+        cells[:] = -1
+        seqs[:] = 0
+        wanted: list[int] = []
+        counts = [0, 0]
+        starts = [0, bucket(sum(c.count for c in chunks if c.single))]
+        for chunk in chunks:
+            sequence, kind = chunk.sequence, 0 if chunk.single else 1
+            row = starts[kind] + counts[kind]
+            rows = slice(row, row + chunk.count)
+            at = np.arange(chunk.start, chunk.start + chunk.count)
+            table = np.asarray(sequence.pages, np.int32)
+            ids[rows] = sequence.tokens[chunk.start : chunk.start + chunk.count]
+            positions[rows] = at
+            cells[rows] = table[at // PAGE] * PAGE + at % PAGE
+            seqs[rows] = sequence.slot
+            inputs["page_table"][sequence.slot, : table.size] = table
+            counts[kind] += chunk.count
+            if chunk.wants_logits:
+                wanted.append(row + chunk.count - 1)
+        inputs["counts"][:] = (*counts, len(wanted))
+        inputs["out_rows"][:] = 0
+        inputs["out_rows"][: len(wanted)] = wanted
+        return len(wanted)
+
+    def _advance(self, chunks: list[Chunk], logits: NDArray[np.float32], seconds: float) -> None:
+        """Move every sequence past what was computed, and choose the next tokens."""
+        self.counters.steps += 1
+        n_single = sum(c.count for c in chunks if c.single)
+        n_rows = sum(c.count for c in chunks)
+        self.counters.decode_seconds += seconds * n_single / n_rows
+        self.counters.prefill_seconds += seconds * (n_rows - n_single) / n_rows
+        row = 0
+        for chunk in chunks:
+            sequence = chunk.sequence
+            sequence.n_computed += chunk.count
+            if not chunk.single:
+                self.counters.prompt_tokens += chunk.count
+            if not chunk.wants_logits:
+                continue
+            if sequence.state is State.PREFILLING:
+                sequence.state = State.DECODING
+                self._remember(sequence, sequence.n_prompt // PAGE * PAGE)
+            try:
+                choice = sequence.sampler.choose(logits[row], sequence.tokens)
+            except MinferError as error:
+                self._finish(sequence, "error", error)
+                continue
+            finally:
+                row += 1
+            if not sequence.n_generated:
+                sequence.first_token = perf_counter()
+            sequence.tokens.append(choice.token)
+            self.counters.generated_tokens += 1
+            reason: FinishReason | None = None
+            if choice.token in sequence.stop_ids:
+                reason = "stop"
+            elif sequence.n_generated >= sequence.max_tokens:
+                reason = "length"
+            if reason:
+                self._finish(sequence, reason, None, choice_event=Event(choice, reason))
+            else:
+                self._events.append((sequence, Event(choice)))
+
+    def _finish(
+        self,
+        sequence: Sequence,
+        reason: FinishReason,
+        error: Exception | None,
+        choice_event: Event | None = None,
+    ) -> None:
+        """End a sequence, keep its pages for others, and report it."""
+        if sequence in self._running:
+            if reason != "error":
+                self._remember(sequence, sequence.n_computed)
+            self._release(sequence)
+        elif sequence in self._waiting:
+            self._waiting.remove(sequence)
+        sequence.state = State.FINISHED
+        sequence.finish_reason = reason
+        sequence.ended = perf_counter()
+        self._events.append((sequence, choice_event or Event(None, reason, error)))
+
+    def _remember(self, sequence: Sequence, n_tokens: int) -> None:
+        """Offer the pages of the first `n_tokens` to later requests."""
+        if self.config.prefix_cache:
+            n_exact = 0 if sequence.reuse_decoded else sequence.n_prompt
+            self._cache.add(sequence.tokens[:n_tokens], sequence.pages, n_exact)
+
+    def _release(self, sequence: Sequence) -> None:
+        self._running.remove(sequence)
+        for page in sequence.pages:
+            self._pool.drop(page)
+        sequence.pages = []
+        self._slots.append(sequence.slot)
+        sequence.slot = -1
+
+    # -- beside the steps -------------------------------------------------------------------
+
+    def forward(
+        self, tokens: Seq[int], *, single: bool = False, hidden: bool = False
+    ) -> NDArray[np.float32]:
+        """Logits (or final hidden states) of every position, without sampling.
+
+        Args:
+            tokens: at most `n_ctx`.
+            single: take the row-at-a-time path (decode) instead of the many-rows path.
+            hidden: answer hidden states, [n, width], instead of logits, [n, n_vocab].
+        """
+        self._check_open()
+        if not 0 < len(tokens) <= self.config.n_ctx:
+            raise ContextFullError(len(tokens), self.config.n_ctx)
+        sequence = Sequence(
+            list(tokens), len(tokens), 1, frozenset(), Sampler(SamplingParams()), False
+        )
+        if not self._slots or not self._make_room(sequence.pages_needed(len(tokens))):
+            raise RequestError("all pages or slots are in use", where="forward")
+        sequence.slot = self._slots.pop()
+        self._running.append(sequence)
+        try:
+            for _ in range(sequence.pages_needed(len(tokens))):
+                page = self._pool.take()
+                assert page is not None, "room was made"
+                sequence.pages.append(page)
+            parts = []
+            step = 1 if single else self.config.prefill_rows
+            for start in range(0, len(tokens), step):
+                count = min(step, len(tokens) - start)
+                parts.append(self._forward_chunk(Chunk(sequence, start, count, single), hidden))
+            return np.concatenate(parts)
+        finally:
+            self._release(sequence)
+
+    def _forward_chunk(self, chunk: Chunk, hidden: bool) -> NDArray[np.float32]:
+        rows = bucket(chunk.count)
+        single, other = (rows, 0) if chunk.single else (0, rows)
+        compiled = self._plans.get(self._shape(single, other, rows, hidden))
+        self._fill(compiled, [chunk])
+        compiled.inputs["out_rows"][: chunk.count] = np.arange(chunk.count)
+        compiled.inputs["counts"][2] = chunk.count
+        compiled.enqueue()
+        return compiled.output(rows=chunk.count)
+
+    def plan(self, single_rows: int, other_rows: int) -> Plan:
+        """The plan of a step with so many rows, for people."""
+        out = max(1, bucket(single_rows))
+        return self._plans.plan(self._shape(bucket(single_rows), bucket(other_rows), out))
+
+    def prefix_pages(self, tokens: Seq[int]) -> tuple[int, list[int]]:
+        """How many leading tokens of `tokens` are cached, and their pages; for saving sessions."""
+        known = self._cache.find([*tokens, -1], exact_only=False)
+        pages = list(known.pages)
+        if known.tail is not None:
+            pages.append(known.tail)
+        return known.n_tokens, pages
+
+    def read_pages(self, pages: Seq[int]) -> dict[str, list[bytes]]:
+        """The bytes of pages, by KV state."""
+        return {
+            state: [backend.read_page(state, page) for page in pages]
+            for state, backend in self._states.items()
+        }
+
+    def restore(self, tokens: Seq[int], contents: Mapping[str, Seq[bytes]]) -> None:
+        """Put pages that hold `tokens` back into the prefix cache.
+
+        Raises:
+            RequestError: if they do not fit, or belong to another model or cache type.
+        """
+        n_pages = -(-len(tokens) // PAGE)
+        if set(contents) != set(self._states) or any(len(c) != n_pages for c in contents.values()):
+            raise RequestError("the saved pages belong to another model", where="session")
+        if not self._make_room(n_pages):
+            raise RequestError(f"{n_pages} pages do not fit the KV cache", where="session")
+        pages = []
+        for index in range(n_pages):
+            page = self._pool.take()
+            assert page is not None, "room was made"
+            pages.append(page)
+            for state, backend in self._states.items():
+                backend.write_page(state, page, contents[state][index])
+        self._cache.add(tokens, pages, 0)
+        for page in pages:
+            self._pool.drop(page)
+
+    def clear_cache(self) -> None:
+        """Forget all prefixes; running sequences keep their pages."""
+        self._cache.clear()
+
+    def close(self) -> None:
+        """Free all memory. Closing twice is allowed."""
+        if not self._closed:
+            self._closed = True
+            for device in self._devices:
+                device.backend.close()
+
+    # -- set-up -----------------------------------------------------------------------------
+
+    @property
+    def _max_single(self) -> int:
+        return bucket(self.config.max_sequences)
+
+    def _shape_of(self, chunks: list[Chunk]) -> StepShape:
+        single = sum(c.count for c in chunks if c.single)
+        other = sum(c.count for c in chunks if not c.single)
+        wanted = sum(c.wants_logits for c in chunks)
+        return self._shape(bucket(single), bucket(other), max(1, bucket(wanted)))
+
+    def _shape(self, single: int, other: int, out: int, hidden: bool = False) -> StepShape:
+        c = self.config
+        return StepShape(
+            single_rows=single,
+            other_rows=other,
+            out_rows=out,
+            n_slots=c.max_sequences,
+            max_pages=-(-c.n_ctx // PAGE),
+            n_pages=c.n_pages,
+            kv_dtype=c.cache_type,
+            hidden=hidden,
+        )
+
+    def _add_states(self, plan: Plan) -> int:
+        """Create the KV state of every layer where its nodes run; answer the bytes."""
+        self._states: dict[str, Backend] = {}
+        taken = 0
+        for node in plan.graph.nodes:
+            name = getattr(node.attrs, "state", None)
+            if name is not None and name not in self._states:
+                backend = plan.backend(plan.backend_of[node.id])
+                taken += backend.add_state(plan.graph.states[name])
+                self._states[name] = backend
+        self._used_backends = tuple(plan.used)
+        self._backend = plan.backend
+        return taken
+
+    def _reserve(self, largest: Plan) -> None:
+        """Make the arenas large enough once, so that plans compiled later find them in place."""
+        c = self.config
+        both = self._plans.plan(self._shape(self._max_single, c.prefill_rows, self._max_single))
+        for plan in (largest, both):
+            for name, nbytes in plan.arena_bytes.items():
+                plan.backend(name).reserve(nbytes)
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise ClosedError("the engine is closed", where="engine")
