@@ -119,6 +119,7 @@ class Device:
         self.stream = self._device.create_stream()
         self._handle = int(self.stream.handle)
         self.faults = Faults()
+        self._limit = settings.gpu_mem << 20
         self.launches = 0
         """Kernels launched eagerly so far."""
         self._cubins = CubinCache(settings.cache / "cubin", self.facts.arch)
@@ -271,9 +272,11 @@ class Device:
         self._bind()
         self.faults.pass_through("allocate")
         free, total = self.memory()
+        if self._limit:
+            free = min(free, self._limit - self.allocated)
         if nbytes > free:
             raise OutOfMemoryError(
-                f"{what} needs {nbytes:,} bytes; {free:,} of the GPU's {total:,} are free",
+                f"{what} needs {nbytes:,} bytes; {free:,} of the GPU's {total:,} may be taken",
                 where="cuda",
                 remedy="Use a smaller context, fewer GPU layers (--gpu-layers) or a smaller model",
             )

@@ -17,10 +17,14 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
+import numpy as np
+from numpy.typing import NDArray
+
 from minfer.backends.base import Weight
 from minfer.backends.cuda.kv import KVState
 from minfer.backends.cuda.launch import Kernel, Launch
 from minfer.graph import Graph, Node
+from minfer.settings import Settings
 
 if TYPE_CHECKING:
     from minfer.backends.cuda.device import Device, Facts
@@ -87,6 +91,8 @@ class Context:
         offsets: node id -> offset in the arena.
         weights: resident weights: key -> address.
         states: KV states by name.
+        settings: the A/B switches.
+        constant: makes an array of constants resident, answers its address.
         scratch: takes bytes, answers memory that holds nothing between two launches of an op.
             Ops that run one after another share it.
         counters: takes a number of 32-bit counters, answers memory that is zero whenever an op
@@ -95,10 +101,12 @@ class Context:
 
     graph: Graph
     facts: Facts
+    settings: Settings
     base: int
     offsets: Mapping[int, int]
     weights: Callable[[Hashable], int]
     states: Mapping[str, KVState]
+    constant: Callable[[NDArray[np.generic]], int]
     scratch: Callable[[int], int]
     counters: Callable[[int], int]
 

@@ -1,0 +1,268 @@
+"""The backend contract on one GPU: weights, states, an arena, and splits compiled into launches.
+
+What a node's kernels are is its op module's; how launches run and are replayed is `program`'s.
+"""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from minfer.backends.base import ALIGNMENT, Budget, Split, Weight
+from minfer.backends.cuda.device import Device
+from minfer.backends.cuda.kv import ELEMENT_BYTES, KVState
+from minfer.backends.cuda.ops import OPS
+from minfer.backends.cuda.ops.base import Context, Store
+from minfer.backends.cuda.program import Counters, Program
+from minfer.errors import BackendError, ClosedError, GraphError
+from minfer.graph import Graph, KVSpec, Node
+from minfer.settings import Settings
+
+RESERVE_BYTES = 512 << 20
+"""Memory left alone by the budget: the driver's own, loaded kernels, scratch."""
+COUNTERS_BYTES = 64 << 10
+"""Zeroed counters that kernels share, one after another."""
+
+
+class CudaBackend:
+    """An engine's backend on the first GPU; two of them never wait for each other.
+
+    Args:
+        settings: memory budget, cache folder, whether graphs are captured.
+
+    Raises:
+        BackendError: when something is missing, with how to get it.
+    """
+
+    name = "cuda"
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self.device = Device(settings, _say)
+        self.counters = Counters()
+        """What ran so far: eager runs, captures, replays, launches."""
+        self.graphs = not settings.no_cuda_graph
+        """Whether splits are captured; turned off for good by the first failure."""
+        self._store = Store(self.device)
+        self._states: dict[str, KVState] = {}
+        self._arena = (0, 0)  # address, bytes
+        self._generation = 0
+        self._scratch = (0, 0)
+        self._zeros = 0
+        self._open = True
+
+    # ---- what can run here ----------------------------------------------------------------------
+
+    def supports(self, node: Node, graph: Graph) -> str | None:
+        """None if the node can run here, else the reason why not, for people."""
+        if node.op not in OPS:
+            return f"the op {node.op} has no CUDA kernel"
+        state = getattr(node.attrs, "state", None)
+        if state is not None:
+            dtype = graph.states[state].dtype
+            if dtype not in ELEMENT_BYTES:
+                return f"a KV cache of type {dtype} has no CUDA kernel"
+        return OPS[node.op].supports(node, graph)
+
+    def budget(self) -> Budget:
+        """Memory this backend may use in all."""
+        free, total = self.device.memory()
+        room = max(0, free + self.device.allocated - RESERVE_BYTES)
+        if self._settings.gpu_mem:
+            limit = self._settings.gpu_mem << 20
+            if limit <= room:
+                return Budget(limit, f"MINFER_GPU_MEM={self._settings.gpu_mem} MiB")
+        return Budget(room, f"free of the {total >> 20} MiB of {self.device.facts.name}")
+
+    # ---- what stays -----------------------------------------------------------------------------
+
+    def load(self, node: Node, weights: Mapping[str, Weight]) -> int:
+        """Make the weights of `node` resident in the layout its kernel reads."""
+        self._check_open()
+        before = self._store.nbytes
+        load = getattr(OPS[node.op], "load", None)
+        if load is not None:
+            load(node, weights, self._store)
+        return self._store.nbytes - before
+
+    def add_state(self, spec: KVSpec) -> int:
+        """Create a persistent KV state, zeroed; returns the bytes taken."""
+        self._check_open()
+        if spec.name in self._states:
+            raise GraphError("the KV state exists already", where=spec.name)
+        nbytes = KVState(spec, 0).nbytes
+        state = KVState(spec, self.device.allocate(nbytes, f"the KV cache {spec.name}"))
+        self.device.fill(state.address, 0, nbytes)
+        self._states[spec.name] = state
+        return nbytes
+
+    def copy_pages(self, pairs: Sequence[tuple[int, int]]) -> None:
+        """Copy whole pages (source, destination) in every state, ordered with the work."""
+        for state in self._states.values():
+            for source, target in pairs:
+                self._check_page(state, source)
+                self._check_page(state, target)
+                for base, nbytes in state.planes:
+                    self.device.copy(base + target * nbytes, base + source * nbytes, nbytes)
+
+    def read_page(self, state: str, page: int) -> bytes:
+        """The bytes of one page of a state: its part of each plane, in order; synchronises."""
+        self._check_page(self._states[state], page)
+        planes = self._states[state].planes
+        parts = [self.device.download(base + page * n, n).tobytes() for base, n in planes]
+        return b"".join(parts)
+
+    def write_page(self, state: str, page: int, data: bytes) -> None:
+        """Restore what `read_page` gave."""
+        self._check_page(self._states[state], page)
+        planes = self._states[state].planes
+        if len(data) != sum(n for _, n in planes):
+            expected = sum(n for _, n in planes)
+            raise BackendError(f"{len(data)} bytes for a page of {expected}", where=state)
+        position = 0
+        for base, nbytes in planes:
+            part = np.frombuffer(data, np.uint8, nbytes, position)
+            self.device.upload(base + page * nbytes, part)
+            position += nbytes
+
+    def _check_page(self, state: KVState, page: int) -> None:
+        if not 0 <= page < state.spec.n_pages:
+            raise BackendError(
+                f"page {page} of a state of {state.spec.n_pages} pages", where=state.spec.name
+            )
+
+    # ---- the arena ------------------------------------------------------------------------------
+
+    def reserve(self, nbytes: int) -> int:
+        """Make the arena at least `nbytes` large; what it held is lost when it moves."""
+        self._check_open()
+        address, size = self._arena
+        if nbytes > size:
+            self.device.synchronize()
+            if address:
+                self.device.free(address)
+                self._arena = (0, 0)
+            self._generation += 1
+            self._arena = (self.device.allocate(nbytes, "the arena of activations"), nbytes)
+        return self._generation
+
+    def upload(self, offset: int, array: NDArray[np.generic]) -> None:
+        """Copy a contiguous array into the arena; it may be changed once this returns."""
+        self._check_range(offset, array.nbytes)
+        self.device.upload(self._arena[0] + offset, array)
+
+    def download(
+        self, offset: int, shape: tuple[int, ...], dtype: np.dtype[np.generic]
+    ) -> NDArray[np.generic]:
+        """Wait for the work before, and copy out of the arena."""
+        nbytes = int(np.prod(shape)) * dtype.itemsize
+        self._check_range(offset, nbytes)
+        return self.device.download(self._arena[0] + offset, nbytes).view(dtype).reshape(shape)
+
+    def _check_range(self, offset: int, nbytes: int) -> None:
+        self._check_open()
+        if offset % ALIGNMENT or offset < 0 or offset + nbytes > self._arena[1]:
+            raise BackendError(
+                f"{nbytes} bytes at offset {offset} of an arena of {self._arena[1]} bytes "
+                f"(alignment {ALIGNMENT})",
+                where="arena",
+            )
+
+    # ---- running --------------------------------------------------------------------------------
+
+    def compile(self, split: Split) -> Callable[[], None]:
+        """Specialise and check everything; the result enqueues the split's work."""
+        self._check_open()
+        base, size = self._arena
+        for index in (*split.nodes, *(n.id for n in split.graph.inputs.values())):
+            node = split.graph.nodes[index]
+            if node.nbytes and split.offsets[index] + node.nbytes > size:
+                raise GraphError(f"its output lies outside of the arena of {size}", where=node.name)
+        context = Context(
+            graph=split.graph,
+            facts=self.device.facts,
+            settings=self._settings,
+            base=base,
+            offsets=split.offsets,
+            weights=self._store.address,
+            states=self._states,
+            constant=self._constant,
+            scratch=self._take_scratch,
+            counters=self._take_counters,
+        )
+        launches = []
+        for index in split.nodes:
+            node = split.graph.nodes[index]
+            launches += OPS[node.op].lower(node, context)
+        frozen = self.device.freeze(launches)
+        return Program(self, frozen, self._generation)
+
+    @property
+    def generation(self) -> int:
+        """Of the arena."""
+        return self._generation
+
+    def disable_graphs(self, error: BackendError) -> None:
+        """Launch eagerly from now on, and say so once."""
+        if self.graphs:
+            self.graphs = False
+            warnings.warn(
+                f"CUDA graphs are off for this engine, decoding will be slower: {error}",
+                RuntimeWarning,
+                stacklevel=2,
+            )
+
+    def _constant(self, array: NDArray[np.generic]) -> int:
+        key: Hashable = ("constant", array.dtype.str, array.tobytes())
+        return self._store.resident(
+            key, array.nbytes, lambda address: self.device.upload(address, array)
+        )
+
+    def _take_scratch(self, nbytes: int) -> int:
+        # an outgrown block stays allocated: programs compiled earlier use it
+        if nbytes > self._scratch[1]:
+            wanted = max(nbytes, 2 * self._scratch[1])
+            self._scratch = (self.device.allocate(wanted, "kernels' scratch"), wanted)
+        return self._scratch[0]
+
+    def _take_counters(self, count: int) -> int:
+        if 4 * count > COUNTERS_BYTES:
+            raise BackendError(f"{count} counters asked, there are {COUNTERS_BYTES // 4}")
+        if not self._zeros:
+            self._zeros = self.device.allocate(COUNTERS_BYTES, "kernels' counters")
+            self.device.fill(self._zeros, 0, COUNTERS_BYTES)
+        return self._zeros
+
+    def synchronize(self) -> None:
+        """Wait, within bounds, for all work; raise BackendError if any of it failed."""
+        self._check_open()
+        self.device.synchronize()
+
+    def close(self) -> None:
+        """Free everything. Closing twice is allowed."""
+        self._open = False
+        self.device.close()
+
+    def _check_open(self) -> None:
+        if not self._open:
+            raise ClosedError("the backend was closed", where="cuda")
+
+    def statistics(self) -> dict[str, Any]:
+        """Counters and memory, for benches: runs, launches, bytes."""
+        return {
+            **asdict(self.counters),
+            "launches": self.device.launches,
+            "weight_bytes": self._store.nbytes,
+            "allocated_bytes": self.device.allocated,
+            "graphs": self.graphs,
+        }
+
+
+def _say(line: str) -> None:
+    print(f"minfer: {line}", file=sys.stderr)
