@@ -1,0 +1,5 @@
+"""`python -m minfer` is `minfer`."""
+
+from minfer.cli import main
+
+main()

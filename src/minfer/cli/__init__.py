@@ -1,0 +1,18 @@
+"""The command line. `app` has the table of verbs, a file each; `report` says how commands end.
+
+Verbs import the engine only when they run, so that `minfer --help` answers at once.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import NoReturn
+
+__all__ = ["main"]
+
+
+def main() -> NoReturn:
+    """Carry out the command line of this process."""
+    from minfer.cli.app import call
+
+    sys.exit(call(sys.argv[1:]))

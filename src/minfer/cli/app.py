@@ -1,0 +1,89 @@
+"""The table of verbs, and the reading of `minfer MODEL PROMPT` as `minfer run MODEL PROMPT`."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from minfer import __version__
+from minfer.cli.bundles import flat
+from minfer.cli.chat import chat
+from minfer.cli.info import info
+from minfer.cli.models import list_models, pull
+from minfer.cli.plan import plan
+from minfer.cli.report import ending
+from minfer.cli.run import run
+
+VERBS: dict[str, Callable[..., None]] = {
+    "run": run,
+    "chat": chat,
+    "info": info,
+    "plan": plan,
+    "list": list_models,
+    "pull": pull,
+}
+"""Verb -> the function that does it. One row and one file a verb."""
+
+GLOBAL = ("--help", "--version")
+
+
+def build() -> typer.Typer:
+    """The application with all verbs."""
+    app = typer.Typer(
+        name="minfer",
+        add_completion=False,
+        pretty_exceptions_enable=False,
+        rich_markup_mode="rich",
+    )
+    app.callback()(_top)
+    for name, verb in VERBS.items():
+        app.command(name)(flat(verb))
+    return app
+
+
+def call(arguments: Sequence[str]) -> int:
+    """Carry out a command line, given without the program's name, and answer the exit code."""
+    return ending(
+        lambda: build()(with_verb(arguments), prog_name="minfer", standalone_mode=False),
+        debug="--debug" in arguments,
+    )
+
+
+def with_verb(arguments: Sequence[str]) -> list[str]:
+    """The arguments with `run` put before a model's name.
+
+    Raises:
+        typer.BadParameter: where the first word is nearly a verb and no file.
+    """
+    first = arguments[0] if arguments else "--help"
+    if first in VERBS or first in GLOBAL:
+        return [first, *arguments[1:]]
+    close = difflib.get_close_matches(first, VERBS, n=1, cutoff=0.6)
+    if close and not Path(first).exists():
+        raise typer.BadParameter(
+            f"{first!r} is no verb; did you mean {close[0]!r}? For a model write "
+            f"`minfer run {first}`",
+            param_hint="MODEL",
+        )
+    return ["run", *arguments]
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        print(f"minfer {__version__}")
+        raise typer.Exit
+
+
+def _top(
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version", help="Print the version.", callback=_print_version, is_eager=True
+        ),
+    ] = False,
+) -> None:
+    """Run GGUF language models on CPUs and NVIDIA GPUs, with kernels of its own."""

@@ -1,0 +1,84 @@
+"""How a command ends: one line on stderr and an exit code, whatever went wrong.
+
+| code | meaning |
+|---|---|
+| 0 | done |
+| 1 | an error, told in one line |
+| 2 | the command itself is wrong: an unknown option, a value out of range, a bad `MINFER_*` |
+| 130 | interrupted with Ctrl-C |
+| 141 | whoever read the output went away |
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import traceback
+from collections.abc import Callable
+from typing import Any
+
+import typer
+
+from minfer.errors import MinferError, SettingsError
+from minfer.settings import Settings
+
+FAILED, MISUSED, INTERRUPTED, BROKEN_PIPE = 1, 2, 130, 141
+
+# typer carries its own copy of click in new versions and imports click in older ones, so the
+# bases of its public exceptions are the one way to name them that holds for all.
+_USAGE_ERROR: type[Any] = typer.BadParameter.__mro__[1]
+_CLI_ERROR: type[Any] = typer.BadParameter.__mro__[2]
+
+
+def ending(command: Callable[[], int | None], *, debug: bool) -> int:
+    """Run a command and answer its exit code.
+
+    Args:
+        command: answers its exit code, or None for 0.
+        debug: show tracebacks.
+    """
+    try:
+        code = command()
+        sys.stdout.flush()
+        return code or 0
+    except BrokenPipeError:
+        # What is left in the buffer has no reader; give it one before the interpreter flushes.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return BROKEN_PIPE
+    except (KeyboardInterrupt, typer.Abort):
+        print("\ninterrupted", file=sys.stderr)
+        return INTERRUPTED
+    except typer.Exit as end:
+        return end.exit_code
+    except Exception as error:
+        if debug or _debug_setting():
+            traceback.print_exc()
+        return _tell(error)
+
+
+def _tell(error: Exception) -> int:
+    if isinstance(error, _CLI_ERROR):
+        context = getattr(error, "ctx", None)
+        verb = f" See {context.command_path} --help" if context is not None else ""
+        message = " ".join(error.format_message().split())
+        print(f"error: {message.rstrip('.')}.{verb}", file=sys.stderr)
+        return MISUSED if isinstance(error, _USAGE_ERROR) else FAILED
+    if isinstance(error, MinferError):
+        print("error:", " ".join(str(error).split()), file=sys.stderr)
+        return MISUSED if isinstance(error, SettingsError) else FAILED
+    if isinstance(error, OSError):
+        print("error:", error, file=sys.stderr)
+        return FAILED
+    print(
+        f"error: {type(error).__name__}: {error}. This is a defect of minfer; "
+        "run again with --debug and report what it prints",
+        file=sys.stderr,
+    )
+    return FAILED
+
+
+def _debug_setting() -> bool:
+    try:
+        return Settings.load().debug
+    except SettingsError:
+        return False
