@@ -16,6 +16,7 @@ from typer.models import OptionInfo
 from minfer.cli import report
 from minfer.cli.app import VERBS
 from minfer.cli.bundles import flat
+from minfer.cli.options import names_of
 from minfer.hub import ALIASES
 from minfer.settings import PREFIX, ROWS, Settings
 
@@ -46,9 +47,7 @@ def _cli() -> str:
 def _verb(name: str, verb: Callable[..., None]) -> Iterator[str]:
     parameters = list(inspect.signature(flat(verb)).parameters.values())
     described = [(parameter, get_args(parameter.annotation)[1]) for parameter in parameters]
-    arguments = [
-        (parameter, info) for parameter, info in described if not isinstance(info, OptionInfo)
-    ]
+    arguments = [row for row in described if not isinstance(row[1], OptionInfo)]
     usage = " ".join(
         info.metavar if parameter.default is parameter.empty else f"[{info.metavar}]"
         for parameter, info in arguments
@@ -58,7 +57,7 @@ def _verb(name: str, verb: Callable[..., None]) -> Iterator[str]:
     if arguments:
         rows = [f"| `{info.metavar}` | {info.help} |" for _, info in arguments]
         yield "\n".join(["| argument | |", "|---|---|", *rows])
-    options = [(parameter, info) for parameter, info in described if isinstance(info, OptionInfo)]
+    options = [row for row in described if isinstance(row[1], OptionInfo)]
     for panel in dict.fromkeys(info.rich_help_panel for _, info in options):
         rows = [
             _option(parameter, info) for parameter, info in options if info.rich_help_panel == panel
@@ -72,7 +71,7 @@ def _option(parameter: inspect.Parameter, info: Any) -> str:
     for choice in (kind, *get_args(kind)):
         if isinstance(choice, EnumType):
             value = r"\|".join(choice.__members__)
-    names = ", ".join(f"`{name}`" for name in info.param_decls)
+    names = ", ".join(f"`{name}`" for name in names_of(info))
     default = parameter.default
     shown = "" if default is None or isinstance(default, bool) else f"`{default}`"
     return f"| {names} {value}".rstrip() + f" | {info.help} | {shown} |".replace("  ", " ")
@@ -91,9 +90,7 @@ def _settings() -> str:
         for row in ROWS
     ]
     parts.append("\n".join(["| variable | | default |", "|---|---|---|", *rows]))
-    parts.append(
-        "Read as well, as other programs define them (`HF_HOME` moves the hub's cache too):"
-    )
+    parts.append("Read as well, as other programs define them (`HF_HOME` counts too):")
     others = [
         f"| `{row.metadata['env']}` | {_default(row.default)} |"
         for row in Settings.__dataclass_fields__.values()
