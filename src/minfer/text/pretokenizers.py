@@ -48,10 +48,11 @@ _DEEPSEEK3_WORDS = (
     r"| ?[\p{P}\p{S}]+[\r\n]*|" + _SPACES
 )
 _DEEPSEEK_CJK = "[一-龥ࠀ-一가-\ud7ff]+"
-# The cased letters of Unicode as DeepSeek's first tokenizer lists them.
+# The cased letters of Unicode as DeepSeek's first tokenizer lists them; those that Unicode
+# normalization would replace are escaped.
 _DEEPSEEK_LETTERS = (
     r"\s?[A-Za-zµÀ-ÖØ-öø-ƺƼ-ƿǄ-ʓʕ-ʯͰ-ͳͶͷͻ-ͽͿΆΈ-ΊΌΎ-ΡΣ-ϵϷ-ҁҊ-ԯԱ-ՖႠ-ჅᎠ-Ᏽᏸ-ᏽᲐ-ᲺᲽ-Ჿᴀ-ᴫᵫ-ᵷᵹ-ᶚḀ-ἕἘ-Ἕἠ-ὅὈ-Ὅ"
-    r"ὐ-ὗὙὛὝὟ-ώᾀ-ᾴᾶ-ᾼιῂ-ῄῆ-ῌῐ-ΐῖ-Ίῠ-Ῥῲ-ῴῶ-ῼℂℇℊ-ℓℕℙ-ℝℤΩℨK-ℭℯ-ℴℹℼ-ℿⅅ-ⅉⅎↃↄⰀ-ⱻⱾ-ⳤⳫ-ⳮⳲⳳꙀ-ꙭꚀ-ꚛꜢ-ꝯ"
+    r"ὐ-ὗὙὛὝὟ-\x{1F7D}ᾀ-ᾴᾶ-ᾼ\x{1FBE}ῂ-ῄῆ-ῌῐ-\x{1FD3}ῖ-\x{1FDB}ῠ-Ῥῲ-ῴῶ-ῼℂℇℊ-ℓℕℙ-ℝℤ\x{2126}ℨ\x{212A}-ℭℯ-ℴℹℼ-ℿⅅ-ⅉⅎↃↄⰀ-ⱻⱾ-ⳤⳫ-ⳮⳲⳳꙀ-ꙭꚀ-ꚛꜢ-ꝯ"
     r"ꝱ-ꞇꞋ-ꞎꭰ-ꮿﬀ-ﬆﬓ-ﬗＡ-Ｚａ-ｚ𐐀-𐑏𐒰-𐓓𐓘-𐓻𐲀-𐲲𐳀-𐳲𑢠-𑣟𞤀-𞥃]+"
 )
 
@@ -97,7 +98,7 @@ _FAMILIES: tuple[tuple[PreTokenizer, str], ...] = (
         "falcon",
     ),
     (PreTokenizer((_TEKKEN,), ignore_merges=True, add_bos=True), "tekken"),
-    (PreTokenizer((_GPT4O,)), "gpt-4o llama4 minimax-m2 kanana2"),
+    (PreTokenizer((_GPT4O,), ignore_merges=True), "gpt-4o llama4 minimax-m2 kanana2"),
     (
         PreTokenizer(
             (
