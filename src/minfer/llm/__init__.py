@@ -1,0 +1,17 @@
+"""Strings in, strings out: `LLM` and what it answers."""
+
+from minfer.llm.llm import LLM, Message, Progress, Prompt
+from minfer.llm.loading import file_weights
+from minfer.llm.results import Completion, ModelInfo, Piece, Usage
+
+__all__ = [
+    "LLM",
+    "Completion",
+    "Message",
+    "ModelInfo",
+    "Piece",
+    "Progress",
+    "Prompt",
+    "Usage",
+    "file_weights",
+]

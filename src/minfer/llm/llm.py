@@ -1,0 +1,406 @@
+"""`LLM`: strings in, strings out. The public face of minfer.
+
+Many threads may use one `LLM`. There is no thread behind it: whoever waits for a token takes the
+lock and runs a step for everybody, so an idle model costs nothing and nothing outlives `close`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from threading import Lock
+from time import perf_counter
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from minfer.engine import Choice, Constraint, Event, SamplingParams
+from minfer.engine import Sequence as Run
+from minfer.errors import ClosedError, RequestError
+from minfer.gguf import open_gguf
+from minfer.hub import resolve
+from minfer.llm import session
+from minfer.llm.loading import make_engine, model_info
+from minfer.llm.results import Completion, Piece, Usage
+from minfer.scheduler import Plan
+from minfer.settings import Settings
+from minfer.text import ChatTemplate, TextStream, Tokenizer
+
+Message = Mapping[str, Any]
+Prompt = str | Sequence[int] | Sequence[Message]
+Progress = Callable[[str, int, int | None], None]
+DRY_BREAKERS = ("\n", ":", '"', "*")
+"""Texts that end a repeated sequence for DRY, as in llama.cpp."""
+
+
+@dataclass(eq=False)
+class _Stream:
+    """A request as its caller sees it."""
+
+    run: Run
+    text: TextStream
+    events: deque[Event] = field(default_factory=deque)
+
+
+class LLM:
+    """A model ready to generate.
+
+    Args:
+        model: a file, or any name `minfer.hub` resolves (`smollm2`, `hf:owner/repo:Q4_K_M`).
+        device: `auto`, `cpu`, `cuda` or `reference`.
+        n_ctx: tokens of context; 0 takes what the model was trained for.
+        cache_type: element type of the KV cache: `f32`, `f16` or `q8_0`.
+        threads: CPU threads.
+        gpu_layers: blocks on the GPU: a number, `auto` or `all`.
+        max_sequences: requests that run at the same time.
+        n_cells: tokens of KV cache for all of them together.
+        settings: everything else; read from the environment by default.
+        progress: called as `progress(what, done, total)` while downloading and loading.
+
+    Attributes:
+        info: facts about the model.
+        tokenizer: its tokenizer.
+        template: its chat template.
+        load_seconds: how long making it took.
+        notices: what a user should know about the choice of devices.
+
+    Raises:
+        MinferError: of the kind that fits: a name that cannot be resolved, a malformed file, an
+            unsupported architecture or type, too little memory.
+    """
+
+    def __init__(
+        self,
+        model: str | Path,
+        *,
+        device: str | None = None,
+        n_ctx: int | None = None,
+        cache_type: str | None = None,
+        threads: int | None = None,
+        gpu_layers: int | str | None = None,
+        max_sequences: int = 8,
+        n_cells: int | None = None,
+        settings: Settings | None = None,
+        progress: Progress | None = None,
+    ) -> None:
+        self._closed = True
+        settings = _with(
+            settings or Settings.load(),
+            device=device,
+            cache_type=cache_type,
+            threads=threads,
+            gpu_layers=None if gpu_layers is None else str(gpu_layers),
+        )
+        self.path = resolve(str(model), settings, progress=progress)
+        began = perf_counter()
+        self._file = open_gguf(self.path)
+        try:
+            self.tokenizer = Tokenizer.from_metadata(self._file.metadata)
+            self.template = ChatTemplate.from_metadata(self._file.metadata)
+            self._engine, self._config, self.notices = make_engine(
+                self._file,
+                settings,
+                n_ctx=n_ctx,
+                n_cells=n_cells,
+                max_sequences=max_sequences,
+                progress=None if progress is None else partial_progress(progress),
+            )
+        except BaseException:
+            self._file.close()
+            raise
+        self.info = model_info(self.path, self._file, self._config, self._engine)
+        self._lock = Lock()
+        self._streams: dict[Run, _Stream] = {}
+        self._abandoned: deque[Run] = deque()
+        self._closed = False
+        self.load_seconds = perf_counter() - began
+
+    # -- generating -------------------------------------------------------------------------
+
+    def stream(
+        self,
+        prompt: Prompt,
+        params: SamplingParams | None = None,
+        *,
+        chat: bool = False,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        constraint: Constraint | None = None,
+        reuse_decoded: bool = False,
+        **template_args: Any,
+    ) -> Iterator[Piece]:
+        """Generate piece by piece. Leaving the iterator early cancels the request.
+
+        Args:
+            prompt: a text to continue, token ids, or a conversation (dicts with `role` and
+                `content`), which goes through the model's chat template.
+            chat: treat a text as the user's message of a conversation.
+            tools: JSON schemas of functions, for the template.
+            constraint: a grammar.
+            reuse_decoded: reuse cached keys and values of generated tokens too, so that a
+                conversation computes its new turn only; their rounding differs a little from a
+                fresh computation's.
+            template_args: variables for the template.
+
+        Raises:
+            MinferError: for a prompt or parameter that cannot be used, and for a failure while
+                generating.
+        """
+        self._check_open()
+        params = self._complete(params or SamplingParams())
+        ids = self.encode(prompt, chat=chat, tools=tools, **template_args)
+        text = TextStream(self.tokenizer, stop=params.stop)
+        with self._lock:
+            self._check_open()
+            run = self._engine.add(
+                ids,
+                params,
+                stop_ids=self.tokenizer.stop_ids,
+                constraint=constraint,
+                reuse_decoded=reuse_decoded,
+            )
+            stream = self._streams[run] = _Stream(run, text)
+        return self._pieces(stream)
+
+    def generate(
+        self, prompt: Prompt, params: SamplingParams | None = None, **options: Any
+    ) -> Completion:
+        """Generate a whole answer; arguments as `stream`."""
+        pieces = list(self.stream(prompt, params, **options))
+        last = pieces[-1]
+        choices = tuple(p.choice for p in pieces if p.choice is not None)
+        assert last.finish_reason is not None and last.usage is not None
+        wants_logprobs = params is not None and params.logprobs is not None
+        return Completion(
+            text="".join(p.text for p in pieces),
+            token_ids=tuple(c.token for c in choices),
+            finish_reason=last.finish_reason,
+            usage=last.usage,
+            stop=last.stop,
+            logprobs=choices if wants_logprobs else (),
+        )
+
+    def chat(
+        self,
+        messages: str | Sequence[Message],
+        params: SamplingParams | None = None,
+        **options: Any,
+    ) -> Completion:
+        """Answer a conversation, or a single message given as text."""
+        return self.generate(messages, params, chat=True, **options)
+
+    async def astream(
+        self, prompt: Prompt, params: SamplingParams | None = None, **options: Any
+    ) -> AsyncIterator[Piece]:
+        """`stream` for asyncio: the steps run in a worker thread."""
+        pieces = await asyncio.to_thread(self.stream, prompt, params, **options)
+        done = object()
+        while (piece := await asyncio.to_thread(next, pieces, done)) is not done:
+            assert isinstance(piece, Piece)
+            yield piece
+
+    async def agenerate(
+        self, prompt: Prompt, params: SamplingParams | None = None, **options: Any
+    ) -> Completion:
+        """`generate` for asyncio."""
+        return await asyncio.to_thread(self.generate, prompt, params, **options)
+
+    # -- text and numbers -------------------------------------------------------------------
+
+    def encode(
+        self,
+        prompt: Prompt,
+        *,
+        chat: bool = False,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        **template_args: Any,
+    ) -> list[int]:
+        """The ids of a prompt, with BOS and the template as the model wants them."""
+        if isinstance(prompt, str):
+            if not chat:
+                return self.tokenizer.encode(prompt, special=True)
+            prompt = [{"role": "user", "content": prompt}]
+        ids = [int(item) for item in prompt if isinstance(item, int | np.integer)]
+        if len(ids) == len(prompt):
+            return ids
+        messages = [dict(m) for m in prompt if isinstance(m, Mapping)]
+        if len(messages) != len(prompt):
+            raise RequestError(
+                "a prompt is a text, a list of token ids, or a list of messages", where="prompt"
+            )
+        return self.template.encode(self.tokenizer, messages, tools=tools, **template_args)
+
+    def tokenize(self, text: str, *, special: bool = False, add_bos: bool = False) -> list[int]:
+        """The ids of a text, without anything added."""
+        return self.tokenizer.encode(text, special=special, add_bos=add_bos)
+
+    def detokenize(self, ids: Sequence[int]) -> str:
+        """The text of ids."""
+        return self.tokenizer.decode(ids)
+
+    def logits(self, ids: Sequence[int], *, single: bool = False) -> NDArray[np.float32]:
+        """Logits of every position, [n, n_vocab]; `single` takes the decode path."""
+        with self._lock:
+            self._check_open()
+            return self._engine.forward(ids, single=single)
+
+    def embed(self, text: str | Sequence[int]) -> NDArray[np.float32]:
+        """The mean of the final hidden states of a text, scaled to length 1: [width]."""
+        ids = self.encode(text)
+        with self._lock:
+            self._check_open()
+            pooled = self._engine.forward(ids, hidden=True).mean(axis=0, dtype=np.float64)
+        return np.asarray(pooled / np.linalg.norm(pooled), np.float32)
+
+    def plan(self, single_rows: int = 1, other_rows: int = 0) -> Plan:
+        """The plan of a step with so many decode and prompt rows."""
+        with self._lock:
+            self._check_open()
+            return self._engine.plan(single_rows, other_rows)
+
+    # -- sessions ---------------------------------------------------------------------------
+
+    def save_session(self, path: str | Path, messages: Sequence[Message]) -> None:
+        """Save a conversation with its KV cache; see `minfer.llm.session`."""
+        with self._lock:
+            self._check_open()
+            ids = self.encode(messages, add_generation_prompt=False)
+            session.save(Path(path), self._engine, self._file, messages, ids)
+
+    def load_session(self, path: str | Path) -> list[dict[str, Any]]:
+        """Restore a saved conversation; its next turn computes new tokens only.
+
+        Raises:
+            FormatError: if the file is damaged or was saved by another model.
+        """
+        with self._lock:
+            self._check_open()
+            return session.load(Path(path), self._engine, self._file)
+
+    # -- life -------------------------------------------------------------------------------
+
+    @property
+    def n_ctx(self) -> int:
+        """Tokens of context."""
+        return self._engine.config.n_ctx
+
+    def close(self) -> None:
+        """Free all memory. Closing twice is allowed; using the model afterwards is an error."""
+        if not self._closed:
+            with self._lock:
+                self._closed = True
+                self._engine.close()
+                self._file.close()
+
+    def __enter__(self) -> LLM:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        if not getattr(self, "_closed", True):
+            self.close()
+
+    def __repr__(self) -> str:
+        state = "closed" if self._closed else f"{self.info.name!r}, n_ctx={self.n_ctx}"
+        return f"LLM({state})"
+
+    # -- inside -----------------------------------------------------------------------------
+
+    def _pieces(self, stream: _Stream) -> Iterator[Piece]:
+        try:
+            while True:
+                event = self._next_event(stream)
+                if event.error is not None:
+                    raise event.error
+                piece = self._piece(stream, event)
+                yield piece
+                if piece.finish_reason is not None:
+                    return
+        finally:
+            self._streams.pop(stream.run, None)
+            if stream.run.finish_reason is None:
+                # not cancelled here: a generator may be finalised in the middle of a step
+                self._abandoned.append(stream.run)
+
+    def _piece(self, stream: _Stream, event: Event) -> Piece:
+        """The text an event brings, and the end of the stream if it is one."""
+        run, choice = stream.run, event.choice
+        text = ""
+        if choice is not None and event.finish_reason != "stop":
+            text = stream.text.push(choice.token)
+        reason = event.finish_reason
+        if reason is not None and stream.text.stopped is None:
+            text += stream.text.finish()
+        if stream.text.stopped is not None:
+            reason = "stop"
+            self._abandoned.append(run)
+        if reason is None:
+            return Piece(text, choice)
+        return Piece(text, choice, reason, _usage(run), stream.text.stopped)
+
+    def _next_event(self, stream: _Stream) -> Event:
+        """Wait for the stream's next event, running steps for everybody meanwhile."""
+        while not stream.events:
+            with self._lock:
+                self._check_open()
+                while self._abandoned:
+                    self._engine.cancel(self._abandoned.popleft())
+                if stream.events:
+                    break
+                for run, event in self._engine.step():
+                    owner = self._streams.get(run)
+                    if owner is not None:
+                        owner.events.append(event)
+        return stream.events.popleft()
+
+    def _complete(self, params: SamplingParams) -> SamplingParams:
+        """Fill in what depends on the vocabulary."""
+        if params.dry_multiplier > 0.0 and not params.dry_sequence_breakers:
+            ids = {t for text in DRY_BREAKERS for t in self.tokenize(text)}
+            params = replace(params, dry_sequence_breakers=tuple(sorted(ids)))
+        return params
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise ClosedError("the model is closed", where="LLM")
+
+
+def partial_progress(progress: Progress) -> Callable[[int, int], None]:
+    """The engine's progress callback in terms of the caller's."""
+    return lambda done, total: progress("loading", done, total)
+
+
+def _usage(run: Run) -> Usage:
+    end = run.ended or perf_counter()
+    first = run.first_token or end
+    started = run.started or first
+    return Usage(
+        prompt_tokens=run.n_prompt,
+        completion_tokens=run.n_generated,
+        cached_tokens=run.n_cached,
+        prompt_seconds=first - started,
+        decode_seconds=end - first,
+    )
+
+
+def _with(settings: Settings, **changes: Any) -> Settings:
+    """`settings` with the given values, checked as if they came from the environment."""
+    given = {f"MINFER_{k.upper()}": str(v) for k, v in changes.items() if v is not None}
+    checked = Settings.load(given)
+    return replace(
+        settings, **{k: getattr(checked, k) for k, v in changes.items() if v is not None}
+    )
+
+
+__all__ = ["LLM", "Choice", "Message", "Progress", "Prompt"]

@@ -1,0 +1,172 @@
+"""From a file to an engine: which backends, how much context, how much KV cache."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from minfer.backends import Backend, Weight, create_backend
+from minfer.dtypes import BY_NAME
+from minfer.engine import Engine, EngineConfig
+from minfer.errors import BackendError, RequestError, UnsupportedError
+from minfer.gguf import GGUFFile
+from minfer.graph import PAGE, WeightSpec
+from minfer.llm.results import ModelInfo
+from minfer.models import DecoderConfig, kv_bytes_a_cell, model_config
+from minfer.scheduler import Device
+from minfer.settings import Settings
+
+DEFAULT_CTX = 4096
+CACHE_SHARE = 0.25
+"""Part of a backend's memory that the KV cache may take unasked."""
+
+
+def file_weights(file: GGUFFile) -> dict[str, Weight]:
+    """Every tensor of a file as a weight, still in the file."""
+    return {
+        name: Weight(name, WeightSpec(t.dtype, t.shape), t.data) for name, t in file.tensors.items()
+    }
+
+
+def open_devices(config: DecoderConfig, settings: Settings) -> tuple[list[Device], list[str]]:
+    """The backends to use, best first, and notices about those that could not be had.
+
+    Raises:
+        BackendError: if the device asked for cannot be had.
+    """
+    if settings.device in ("cpu", "reference"):
+        return [Device(create_backend(settings.device, settings))], []
+    notices: list[str] = []
+    try:
+        gpu: Backend | None = create_backend("cuda", settings)
+    except BackendError as error:
+        if settings.device == "cuda":
+            raise
+        gpu = None
+        notices.append(str(error))
+    n_layers = gpu_layers(settings.gpu_layers, len(config.layers))
+    if gpu is None or n_layers == 0:
+        return [Device(create_backend("cpu", settings))], notices
+    if n_layers is None:
+        return [Device(gpu)], notices
+    return [Device(gpu, n_layers), Device(create_backend("cpu", settings))], notices
+
+
+def gpu_layers(text: str, n_layers: int) -> int | None:
+    """How many blocks go to the GPU; None for everything.
+
+    Raises:
+        RequestError: unless `text` is `auto`, `all` or a number of at least 0.
+    """
+    if text in ("auto", "all"):
+        return None
+    try:
+        wanted = int(text)
+    except ValueError:
+        wanted = -1
+    if wanted < 0:
+        raise RequestError(
+            f"value {text!r} is neither `auto`, `all` nor a number", where="gpu_layers"
+        )
+    return None if wanted > n_layers else wanted
+
+
+def engine_config(
+    config: DecoderConfig,
+    device: Device,
+    settings: Settings,
+    *,
+    n_ctx: int | None,
+    n_cells: int | None,
+    max_sequences: int,
+) -> EngineConfig:
+    """Sizes for an engine: what was asked for, or what fits.
+
+    Args:
+        n_ctx: tokens a sequence may have; 0 takes what the model was trained for.
+        n_cells: tokens of KV cache for all sequences.
+
+    Raises:
+        RequestError: for sizes out of range.
+    """
+    if n_ctx is not None and n_ctx < 0:
+        raise RequestError(f"value {n_ctx} is out of range; expected at least 0", where="n_ctx")
+    cache_type = BY_NAME[settings.cache_type]
+    if cache_type.is_quantized and config.head_dim % cache_type.block_items:
+        raise UnsupportedError(
+            f"heads of {config.head_dim} features do not fit blocks of "
+            f"{cache_type.block_items} ({cache_type})",
+            where="cache_type",
+            remedy="Use --cache-type f16",
+        )
+    context = min(DEFAULT_CTX, config.n_ctx_train) if n_ctx is None else n_ctx
+    context = context or config.n_ctx_train
+    if n_cells is None:
+        affordable = int(device.backend.budget().nbytes * CACHE_SHARE)
+        affordable //= kv_bytes_a_cell(config, cache_type)
+        n_cells = max(context, min(2 * context, affordable))
+    if n_cells < context:
+        raise RequestError(
+            f"{n_cells} cells of KV cache are fewer than the context of {context}",
+            where="n_cells",
+        )
+    return EngineConfig(
+        n_ctx=context,
+        n_cells=-(-n_cells // PAGE) * PAGE,
+        max_sequences=max_sequences,
+        cache_type=cache_type,
+        prefix_cache=not settings.no_prefix_cache,
+    )
+
+
+def model_info(path: Path, file: GGUFFile, config: DecoderConfig, engine: Engine) -> ModelInfo:
+    """Facts for people."""
+    by_type: dict[str, int] = {}
+    for tensor in file.tensors.values():
+        by_type[tensor.dtype.name] = by_type.get(tensor.dtype.name, 0) + tensor.n_items
+    return ModelInfo(
+        path=path,
+        architecture=config.arch,
+        name=file.metadata.get_str("general.name", path.stem),
+        file_type=max(by_type, key=lambda t: by_type[t]),
+        n_params=sum(by_type.values()),
+        file_bytes=file.nbytes,
+        n_ctx_train=config.n_ctx_train,
+        n_vocab=config.n_vocab,
+        n_layers=len(config.layers),
+        width=config.width,
+        backends=tuple(engine.weight_bytes),
+    )
+
+
+def make_engine(
+    file: GGUFFile,
+    settings: Settings,
+    *,
+    n_ctx: int | None,
+    n_cells: int | None,
+    max_sequences: int,
+    progress: Callable[[int, int], None] | None,
+) -> tuple[Engine, DecoderConfig, list[str]]:
+    """An engine over `file`, its configuration, and notices for the user.
+
+    Backends made on the way are closed again if anything fails.
+    """
+    config = model_config(file)
+    devices, notices = open_devices(config, settings)
+    weights: Mapping[str, Weight] = file_weights(file)
+    try:
+        sizes = engine_config(
+            config,
+            devices[0],
+            settings,
+            n_ctx=n_ctx,
+            n_cells=n_cells,
+            max_sequences=max_sequences,
+        )
+        engine = Engine(config, weights, devices, sizes, settings, progress)
+    except BaseException:
+        for device in devices:
+            device.backend.close()
+        raise
+    return engine, config, notices
