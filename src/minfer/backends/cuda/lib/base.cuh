@@ -9,6 +9,7 @@
 typedef signed char i8;
 typedef unsigned char u8;
 typedef unsigned short u16;
+typedef int i32;
 typedef unsigned int u32;
 typedef unsigned long long u64;
 typedef long long i64;
@@ -123,11 +124,11 @@ DEVICE float warp_max(float x) {
     return x;
 }
 
-// Sum over a block of THREADS threads, the same bits in every thread. `scratch` holds one float a
+// Sum over a block of T threads, the same bits in every thread. `scratch` holds one float a
 // warp; the caller may use it again only after a barrier.
-template <int THREADS>
+template <int T>
 DEVICE float block_sum(float x, float* scratch) {
-    constexpr int WARPS = THREADS / WARP;
+    constexpr int WARPS = T / WARP;
     x = warp_sum(x);
     if (WARPS == 1) return x;
     if (threadIdx.x % WARP == 0) scratch[threadIdx.x / WARP] = x;

@@ -1,0 +1,72 @@
+// One head of one row in the hands of one warp: bias, norm, rotation, store to the KV cache. The
+// fused epilogue and the separate ops are built from these same functions, every operation rounded
+// on its own, so they agree bit for bit.
+#include "lib/base.cuh"
+
+// D features of a head, feature 32 i + lane in x[i].
+template <int D>
+struct Head {
+    static constexpr int N = (D + WARP - 1) / WARP;
+    float x[N];
+
+    DEVICE static int feature(int i) { return i * WARP + threadIdx.x % WARP; }
+
+    DEVICE void load(const float* p) {
+#pragma unroll
+        for (int i = 0; i < N; i++) x[i] = feature(i) < D ? p[feature(i)] : 0.0f;
+    }
+
+    DEVICE void write(float* p) const {
+#pragma unroll
+        for (int i = 0; i < N; i++)
+            if (feature(i) < D) p[feature(i)] = x[i];
+    }
+
+    DEVICE void add(const float* bias) {
+#pragma unroll
+        for (int i = 0; i < N; i++)
+            if (feature(i) < D) x[i] = __fadd_rn(x[i], bias[feature(i)]);
+    }
+
+    DEVICE void norm(const float* weight, float eps) {
+        float squares = 0.0f;
+#pragma unroll
+        for (int i = 0; i < N; i++) squares = __fmaf_rn(x[i], x[i], squares);
+        float scale = rsqrtf(warp_sum(squares) / D + eps);
+#pragma unroll
+        for (int i = 0; i < N; i++)
+            if (feature(i) < D) x[i] = __fmul_rn(__fmul_rn(x[i], scale), weight[feature(i)]);
+    }
+};
+
+// Cosine and sine of position * frequency, for a frequency in turns a position given as the sum of
+// two floats: the angle is exact to about 1e-7 turns at any position, where a product in f32
+// radians would be off by 6e-3 at position 100,000.
+DEVICE float2 rotation(int position, float2 turns, float magnitude) {
+    float p = (float)position;
+    float whole = __fmul_rn(p, turns.x);
+    float rest = __fmaf_rn(p, turns.x, -whole);
+    float angle = (whole - rintf(whole)) + __fmaf_rn(p, turns.y, rest);
+    float s, c;
+    sincospif(2.0f * angle, &s, &c);
+    return make_float2(__fmul_rn(c, magnitude), __fmul_rn(s, magnitude));
+}
+
+// Rotate the first R features of the head in shared memory by its row's position. Pair j is
+// (j, j + R/2) in NeoX style, else (2j, 2j + 1). Called by a whole warp; the caller orders
+// it against what comes before, `rotate` ends with the writes visible to the warp.
+template <int R, bool NX>
+DEVICE void rotate(float* head, int position, const float2* turns, float magnitude) {
+#pragma unroll
+    for (int i = 0; i < (R / 2 + WARP - 1) / WARP; i++) {
+        int j = i * WARP + threadIdx.x % WARP;
+        if (j < R / 2) {
+            int a = NX ? j : 2 * j, b = NX ? j + R / 2 : 2 * j + 1;
+            float2 cs = rotation(position, turns[j], magnitude);
+            float x = head[a], y = head[b];
+            head[a] = __fmaf_rn(x, cs.x, -__fmul_rn(y, cs.y));
+            head[b] = __fmaf_rn(x, cs.y, __fmul_rn(y, cs.x));
+        }
+    }
+    __syncwarp();
+}
