@@ -1,0 +1,1 @@
+"""Measurements of minfer and its peers; not part of the package. Run from the repository's root."""

@@ -1,0 +1,194 @@
+"""Models with real shapes and random weights, for measuring where no real file is at hand.
+
+    python -m bench.synthetic qwen2-0.5b-mix FILE
+
+Weights are random quants with scales that keep activations in a usual range; the vocabulary is
+made of placeholder tokens. Such a model says nothing sensible, at exactly the speed of a real one.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from minfer.dtypes import BY_NAME, DType
+from minfer.gguf import TensorData, Typed, ValueType, write_gguf
+
+CHUNK_ROWS = 4096
+
+
+@dataclass(frozen=True)
+class Shape:
+    """Sizes of a qwen2 model and the type of each of its matrices."""
+
+    n_layers: int
+    width: int
+    n_heads: int
+    n_kv_heads: int
+    head_dim: int
+    ffn_width: int
+    n_vocab: int
+    matrix: str
+    embedding: str
+    head: str | None  # None: tied to the embedding
+    better: str | None = None  # type of attn_v and ffn_down in half of the layers
+    down: str | None = None  # type of ffn_down elsewhere
+
+
+_7B = (28, 3584, 28, 4, 128, 18944, 152064)
+_05B = (24, 896, 14, 2, 64, 4864, 151936)
+
+MODELS: dict[str, Shape] = {
+    "qwen2-7b-q4_k_m": Shape(*_7B, matrix="q4_K", embedding="q4_K", head="q6_K", better="q6_K"),
+    "qwen2-7b-q8_0": Shape(*_7B, matrix="q8_0", embedding="q8_0", head="q8_0"),
+    # 896 is no multiple of 256: the matrices that read the residual stream fall back to q5_0
+    "qwen2-0.5b-mix": Shape(
+        *_05B, matrix="q5_0", embedding="q8_0", head=None, better="q6_K", down="q4_K"
+    ),
+    "qwen2-0.5b-q8_0": Shape(*_05B, matrix="q8_0", embedding="q8_0", head=None),
+}
+
+
+def _use_more_bits(layer: int, n_layers: int) -> bool:
+    """The layers for which llama.cpp's K_M mixtures take the better type."""
+    eighth = n_layers // 8
+    return layer < eighth or layer >= 7 * eighth or (layer - eighth) % 3 == 2
+
+
+def tensors(shape: Shape) -> Iterator[tuple[str, DType, tuple[int, ...]]]:
+    """Name, type and GGUF shape of every tensor."""
+    q_width, kv_width = shape.n_heads * shape.head_dim, shape.n_kv_heads * shape.head_dim
+    yield "token_embd.weight", BY_NAME[shape.embedding], (shape.width, shape.n_vocab)
+    f32 = BY_NAME["f32"]
+    for i in range(shape.n_layers):
+        p = f"blk.{i}."
+        better = shape.better if _use_more_bits(i, shape.n_layers) else None
+        matrix = BY_NAME[shape.matrix]
+
+        def fitting(name: str | None, n_in: int, otherwise: DType = matrix) -> DType:
+            dtype = BY_NAME[name] if name else otherwise
+            return dtype if n_in % dtype.block_items == 0 else otherwise
+
+        yield p + "attn_norm.weight", f32, (shape.width,)
+        yield p + "attn_q.weight", matrix, (shape.width, q_width)
+        yield p + "attn_q.bias", f32, (q_width,)
+        yield p + "attn_k.weight", matrix, (shape.width, kv_width)
+        yield p + "attn_k.bias", f32, (kv_width,)
+        yield p + "attn_v.weight", fitting(better, shape.width), (shape.width, kv_width)
+        yield p + "attn_v.bias", f32, (kv_width,)
+        yield p + "attn_output.weight", matrix, (q_width, shape.width)
+        yield p + "ffn_norm.weight", f32, (shape.width,)
+        yield p + "ffn_gate.weight", matrix, (shape.width, shape.ffn_width)
+        yield p + "ffn_up.weight", matrix, (shape.width, shape.ffn_width)
+        down = fitting(better or shape.down, shape.ffn_width)
+        yield p + "ffn_down.weight", down, (shape.ffn_width, shape.width)
+    yield "output_norm.weight", f32, (shape.width,)
+    if shape.head is not None:
+        yield "output.weight", BY_NAME[shape.head], (shape.width, shape.n_vocab)
+
+
+def random_blocks(
+    dtype: DType, n_in: int, n_rows: int, random: np.random.Generator
+) -> np.ndarray[tuple[int, int], np.dtype[np.uint8]]:
+    """Random weights of about unit gain, [n_rows, bytes a row]."""
+    n_blocks = n_rows * n_in // dtype.block_items
+    raw = np.frombuffer(random.bytes(n_blocks * dtype.block_bytes), np.uint8)
+    raw = raw.reshape(n_blocks, dtype.block_bytes).copy()
+    gain = n_in**-0.5
+
+    def half(value: float) -> np.ndarray[tuple[int], np.dtype[np.uint8]]:
+        return np.frombuffer(np.float16(value).tobytes(), np.uint8)
+
+    if dtype.name == "q8_0":
+        raw[:, :2] = half(gain / 74)
+    elif dtype.name == "q5_0":
+        raw[:, :2] = half(gain / 9.2)
+    elif dtype.name == "q4_K":
+        # scale * q - min * m with equal 6-bit fields: the mean of q is 7.5
+        d = gain / (40 * 4.6)
+        raw[:, 0:2], raw[:, 2:4] = half(d), half(d * 7.5)
+        raw[:, 4:16] = _packed_scales(n_blocks, random)
+    elif dtype.name == "q6_K":
+        raw[:, 192:208] = random.integers(40, 80, (n_blocks, 16), np.uint8)
+        raw[:, 208:210] = half(gain / (60 * 18.5))
+    else:
+        raise ValueError(f"no random weights of type {dtype.name}")
+    return raw.reshape(n_rows, -1)
+
+
+def _packed_scales(
+    n_blocks: int, random: np.random.Generator
+) -> np.ndarray[tuple[int, int], np.dtype[np.uint8]]:
+    """Twelve bytes of 6-bit scales and mins (equal to the scales) in q4_K's packing."""
+    s = random.integers(24, 56, (n_blocks, 8), np.uint8)
+    low, high = s[:, :4], s[:, 4:]
+    first = low | (high >> 4) << 6
+    return np.concatenate([first, first, (high & 15) | (high & 15) << 4], axis=1)
+
+
+def write(name: str, path: Path, seed: int = 1) -> None:
+    """Write the synthetic model `name` to `path`."""
+    shape = MODELS[name]
+    random = np.random.default_rng(seed)
+    listed = []
+    for tensor, dtype, dims in tensors(shape):
+        listed.append(TensorData(tensor, dtype, dims, _chunks(dtype, dims, tensor, random)))
+    write_gguf(path, metadata(name, shape), listed)
+
+
+def _chunks(
+    dtype: DType, dims: tuple[int, ...], name: str, random: np.random.Generator
+) -> Iterator[bytes]:
+    if len(dims) == 1:
+        values = np.ones(dims, np.float32) if "norm" in name else np.zeros(dims, np.float32)
+        yield values.tobytes()
+        return
+    for start in range(0, dims[1], CHUNK_ROWS):
+        rows = min(CHUNK_ROWS, dims[1] - start)
+        yield random_blocks(dtype, dims[0], rows, random).tobytes()
+
+
+def metadata(name: str, shape: Shape) -> dict[str, object]:
+    """Keys of a qwen2 file; byte tokens first, so that any text can be encoded."""
+    visible = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    hidden = [b for b in range(256) if b not in visible]
+    tokens = [chr(b) for b in visible] + [chr(256 + i) for i in range(len(hidden))]
+    tokens += [f"<token_{i}>" for i in range(len(tokens), shape.n_vocab)]
+    kinds = np.ones(shape.n_vocab, np.int32)
+    kinds[256:] = 3  # control: never produced by encoding text
+    return {
+        "general.architecture": "qwen2",
+        "general.name": name,
+        "general.quantization_version": 2,
+        "qwen2.block_count": shape.n_layers,
+        "qwen2.context_length": 32768,
+        "qwen2.embedding_length": shape.width,
+        "qwen2.feed_forward_length": shape.ffn_width,
+        "qwen2.attention.head_count": shape.n_heads,
+        "qwen2.attention.head_count_kv": shape.n_kv_heads,
+        "qwen2.attention.layer_norm_rms_epsilon": 1e-6,
+        "qwen2.rope.freq_base": 1000000.0,
+        "tokenizer.ggml.model": "gpt2",
+        "tokenizer.ggml.pre": "qwen2",
+        "tokenizer.ggml.tokens": tokens,
+        "tokenizer.ggml.token_type": kinds,
+        "tokenizer.ggml.merges": Typed.array(ValueType.STRING, [f"{tokens[0]} {tokens[1]}"]),
+        "tokenizer.ggml.eos_token_id": 256,
+        "tokenizer.ggml.add_bos_token": False,
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("name", choices=MODELS)
+    parser.add_argument("file", type=Path)
+    args = parser.parse_args()
+    write(args.name, args.file)
+
+
+if __name__ == "__main__":
+    main()
