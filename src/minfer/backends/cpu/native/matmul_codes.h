@@ -1,0 +1,99 @@
+// Reading a packed panel (matmul_layout.h) into registers: codes, scales and minimums of columns.
+//
+// A panel's 16 columns are kParts registers; `part` says which. Loads repeat where two codes share
+// a plane: compilers keep the register, since every caller unrolls.
+#pragma once
+
+#include "matmul_layout.h"
+#include "simd.h"
+
+namespace minfer::MINFER_ISA {
+
+constexpr int kParts = kPanel / kWidth;
+
+template <Format F>
+struct PanelReader {
+    static constexpr Traits kTraits = traits(F);
+    static constexpr BlockLayout kLayout{kTraits};
+    static constexpr bool kNested =
+        kTraits.scales == Scales::nested || kTraits.scales == Scales::nibble;
+
+    const uint8_t* block;
+    vf factor[kParts];  // of nested types: what multiplies the integers
+    vf least[kParts];
+
+    MINFER_FN explicit PanelReader(const uint8_t* at) : block(at) {
+        if constexpr (kNested) {
+            for (int part = 0; part < kParts; ++part) {
+                factor[part] = half(part * kWidth);
+                if constexpr (kTraits.minimum) {
+                    least[part] = set1(0.0f) - half(kPanel + part * kWidth);
+                }
+            }
+        }
+    }
+
+    MINFER_FN vf half(int i) const {
+        return load_f16(reinterpret_cast<const uint16_t*>(block) + i);
+    }
+
+    // Scale of a group of the block.
+    MINFER_FN vf scale(int group, int part) const {
+        const uint8_t* integers = block + kLayout.factors + group * kPanel + part * kWidth;
+        if constexpr (kTraits.scales == Scales::half) {
+            return half(part * kWidth);
+        } else if constexpr (kTraits.scales == Scales::power) {
+            // 2^(e - 128), the doubled numbers' scale; 0 instead of the two subnormal powers.
+            return as_vf(shift_left<23>(load_u8(block + part * kWidth))) * set1(0.5f);
+        } else if constexpr (kTraits.scales == Scales::nibble) {
+            return factor[part] * to_float(and_(load_u8(integers), 15));
+        } else {
+            return factor[part] * load_i8(integers);
+        }
+    }
+
+    // What a group adds for each unit of its inputs' sum.
+    MINFER_FN vf minimum(int group, int part) const {
+        static_assert(kTraits.minimum);
+        const uint8_t* integers = block + kLayout.factors + group * kPanel + part * kWidth;
+        if constexpr (kTraits.scales == Scales::half) {
+            return half(kPanel + part * kWidth);
+        } else if constexpr (kTraits.scales == Scales::nibble) {
+            return least[part] * to_float(shift_right<4>(load_u8(integers)));
+        } else {
+            return least[part] * load_i8(integers + kLayout.groups * kPanel);
+        }
+    }
+
+    // Codes of inputs 4T..4T+3 of one chunk of 32.
+    template <int T>
+    MINFER_FN vb code(int chunk, int part) const {
+        constexpr int bits = kTraits.bits;
+        const uint8_t* p = block + kLayout.codes() + chunk * kLayout.chunk + part * 4 * kWidth;
+        if constexpr (bits == 8) {
+            return load_bytes(p + T * kPlane);
+        } else if constexpr (bits < 4) {
+            const vb pairs = load_bytes(p + T / 4 * kPlane);
+            const vb low = shift_bytes<T % 4 * 2>(pairs) & set1_bytes(3);
+            if constexpr (bits == 2) return low;
+            return low | (shift_bytes<T - 2>(load_bytes(p + 2 * kPlane)) & set1_bytes(4));
+        } else {
+            const vb halves = load_bytes(p + T % 4 * kPlane);
+            const vb low = shift_bytes<T / 4 * 4>(halves) & set1_bytes(15);
+            if constexpr (bits == 5) {
+                return low | (shift_bytes<T - 4>(load_bytes(p + 4 * kPlane)) & set1_bytes(16));
+            } else if constexpr (bits == 6) {
+                const vb pairs = load_bytes(p + (4 + T / 4) * kPlane);
+                return low | (shift_bytes<T % 4 * 2 - 4>(pairs) & set1_bytes(0x30));
+            } else if constexpr (kTraits.codes == Codes::iq4) {
+                return lookup(repeat16(kIq4Codes), low);
+            } else if constexpr (kTraits.codes == Codes::fp4) {
+                return lookup(repeat16(kFp4Codes), low);
+            } else {
+                return low;
+            }
+        }
+    }
+};
+
+}  // namespace minfer::MINFER_ISA

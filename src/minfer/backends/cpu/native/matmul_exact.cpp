@@ -1,0 +1,100 @@
+// Quantized weights times 16-bit activations, exact up to f32 rounding of each group's sum.
+//
+//   y[r][c] = scale[r] * sum over groups g of
+//               scale[g][c] * sum_k (code[k][c] - offset) a[r][k]  +  minimum[g][c] * sum_k a[r][k]
+//
+// The inner sums are integers below 2^29. Codes are unpacked once for all rows of the tile; the
+// offset is paid by where the integer sum starts.
+
+#include "matmul_codes.h"
+#include "matmul_gguf.h"
+#include "matmul_tiles.h"
+#include "simd.h"
+
+namespace minfer::MINFER_ISA {
+
+namespace {
+
+// One chunk of 32 inputs, one register of columns.
+template <Format F, int R, int Begin, int End>
+MINFER_FN void dot_codes(const PanelReader<F>& panel, int chunk, int part, const uint8_t* data,
+                         ExactDot (&dots)[R]) {
+    if constexpr (Begin < End) {
+        const ExactDot::Operand codes =
+            ExactDot::prepare(panel.template code<Begin>(chunk, part));
+        for (int r = 0; r < R; ++r) dots[r].template add<Begin>(codes, data + r * 64);
+        dot_codes<F, R, Begin + 1, End>(panel, chunk, part, data, dots);
+    }
+}
+
+// The group that starts at input 4 * Begin of a chunk.
+template <Format F, int R, int Begin>
+MINFER_FN void add_group(const PanelReader<F>& panel, int chunk, const uint8_t* data,
+                         const int32_t* sums, vf (&acc)[R][kParts]) {
+    constexpr Traits t = traits(F);
+    constexpr int offset = t.offset - ExactDot::kCodeShift;
+    const int group = (chunk * 32 + 4 * Begin) / t.group;
+    int32_t sum[R];
+    for (int r = 0; r < R; ++r) {
+        sum[r] = t.group == 16 ? sums[2 * r + Begin / 4] : sums[2 * r] + sums[2 * r + 1];
+    }
+    for (int part = 0; part < kParts; ++part) {
+        ExactDot dots[R];
+        for (int r = 0; r < R; ++r) dots[r].start(-offset * sum[r]);
+        dot_codes<F, R, Begin, Begin + t.group / 4>(panel, chunk, part, data, dots);
+        const vf scale = panel.scale(group, part);
+        for (int r = 0; r < R; ++r) {
+            acc[r][part] = fma(scale, to_float(dots[r].total()), acc[r][part]);
+        }
+        if constexpr (t.minimum) {
+            const vf minimum = panel.minimum(group, part);
+            for (int r = 0; r < R; ++r) {
+                acc[r][part] = fma(minimum, to_float(iset1(sum[r])), acc[r][part]);
+            }
+        }
+    }
+}
+
+template <Format F, int R>
+void multiply(const uint8_t* panel, int64_t n_in, const uint8_t* tile, float (*out)[kPanel]) {
+    constexpr Traits t = traits(F);
+    const ExactTile a(tile, n_in, R);
+    const uint8_t* data = a.data;
+    const int32_t* sums = a.sums;
+    vf acc[R][kParts];
+    for (int r = 0; r < R; ++r) {
+        for (int part = 0; part < kParts; ++part) acc[r][part] = set1(0.0f);
+    }
+    for (int64_t i = 0; i < n_in / t.block; ++i, panel += BlockLayout(t).bytes) {
+        const PanelReader<F> reader(panel);
+        for (int chunk = 0; chunk < t.block / 32; ++chunk) {
+            add_group<F, R, 0>(reader, chunk, data, sums, acc);
+            if constexpr (t.group == 16) add_group<F, R, 4>(reader, chunk, data, sums, acc);
+            data += R * 64;
+            sums += R * 2;
+        }
+    }
+    for (int r = 0; r < R; ++r) {
+        for (int part = 0; part < kParts; ++part) {
+            store(out[r] + part * kWidth, acc[r][part] * set1(a.scales[r]));
+        }
+    }
+}
+
+template <Format F>
+struct Kernel {
+    template <int R>
+    struct Rows {
+        static constexpr TileKernel run = multiply<F, R>;
+    };
+};
+
+}  // namespace
+
+TileKernel exact_kernel(Format format, int rows) {
+    TileKernel found = nullptr;
+    with_quantized(format, [&]<Format F>() { found = kernel_of<Kernel<F>::template Rows>(rows); });
+    return found;
+}
+
+}  // namespace minfer::MINFER_ISA
