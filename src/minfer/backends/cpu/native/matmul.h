@@ -8,7 +8,7 @@
 // Two paths. `single` is for decode rows: activations keep 16 bits, so quantizing them costs about
 // 1e-4 of a row's largest value and nothing measurable in the logits, and weights stream at memory
 // speed. `many` is for prefill: the fastest arithmetic whose error a model does not notice
-// (`many_form` in matmul_activations.h says which for each type and instruction set). Within a path
+// (`many_form` in matmul.cpp says which for each type and instruction set). Within a path
 // every output element is computed by one lane in one order, whatever the other rows and the number
 // of lanes: results are bitwise equal. Weights that are plain numbers are multiplied in f32 on both.
 //

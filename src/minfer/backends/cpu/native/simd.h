@@ -13,7 +13,18 @@
 //   to_float to_int            int32 <-> float, to nearest even
 //   less select                mask of a < b; mask ? a : b
 //   scale_pow2(x, n)           x * 2^n for n with 2^n a normal number
-//   shift_left<N> shift_right<N>   of int32; right keeps the sign
+//   shift_left<N> shift_right<N> and_   of int32; right keeps the sign
+//   as_vf                      the bits of int32 as floats
+//
+//
+// and for matrix products of small integers
+//
+//   vb                         4 kWidth bytes: four of each 32-bit lane
+//   load_bytes store_bytes set1_bytes & |   as said; repeat16 repeats 16 bytes
+//   shift_bytes<N>             right by N bits, left by -N; neighbours' bits may come in: mask after
+//   lookup(table, index)       16-entry table, the same in every 16 bytes
+//   load_u8 load_i8            kWidth bytes as int32, as floats
+//   store_exact, ExactDot      activations of 16 bits, and dot products of bytes with them
 //
 // and this file builds on them what is the same for all: exp, tanh, silu, gelu, f16 scalars, RMS.
 #pragma once

@@ -97,4 +97,70 @@ MINFER_FN vf scale_pow2(vf a, vi n) {
         a.v, _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_add_epi32(n.v, one), 23)))};
 }
 
+MINFER_FN vi load_u8(const uint8_t* p) {
+    return {_mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p)))};
+}
+MINFER_FN vf load_i8(const uint8_t* p) {
+    return {_mm256_cvtepi32_ps(
+        _mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p))))};
+}
+MINFER_FN vi and_(vi a, int32_t mask) {
+    return {_mm256_and_si256(a.v, _mm256_set1_epi32(mask))};
+}
+MINFER_FN vf as_vf(vi a) { return {_mm256_castsi256_ps(a.v)}; }
+
+struct vb {
+    __m256i v;
+};
+MINFER_FN vb load_bytes(const uint8_t* p) {
+    return {_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p))};
+}
+MINFER_FN void store_bytes(uint8_t* p, vb a) {
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), a.v);
+}
+MINFER_FN vb set1_bytes(uint8_t x) { return {_mm256_set1_epi8(char(x))}; }
+MINFER_FN vb repeat16(const uint8_t* p) {
+    return {_mm256_broadcastsi128_si256(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)))};
+}
+MINFER_FN vb operator&(vb a, vb b) { return {_mm256_and_si256(a.v, b.v)}; }
+MINFER_FN vb operator|(vb a, vb b) { return {_mm256_or_si256(a.v, b.v)}; }
+template <int N>
+MINFER_FN vb shift_bytes(vb a) {
+    if constexpr (N > 0) return {_mm256_srli_epi16(a.v, N)};
+    if constexpr (N < 0) return {_mm256_slli_epi16(a.v, -N)};
+    return a;
+}
+MINFER_FN vb lookup(vb table, vb index) { return {_mm256_shuffle_epi8(table.v, index.v)}; }
+
+// Activations stay int16, since vpmaddubsw would saturate; of each four the order is 0, 2, 1, 3.
+MINFER_FN void store_exact(uint8_t* block, int i, vi a) {
+    const __m256i packed = _mm256_packs_epi32(a.v, a.v);
+    const __m256i order = _mm256_broadcastsi128_si256(
+        _mm_setr_epi8(0, 1, 4, 5, 2, 3, 6, 7, 0, 1, 4, 5, 2, 3, 6, 7));
+    const __m256i mixed = _mm256_permute4x64_epi64(_mm256_shuffle_epi8(packed, order), 0x08);
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(block + 2 * i), _mm256_castsi256_si128(mixed));
+}
+
+struct ExactDot {
+    static constexpr int kCodeShift = 0;
+    struct Operand {
+        __m256i even, odd;  // codes 0, 2 and 1, 3 of each four, as 16 bits
+    };
+    __m256i sum;
+
+    MINFER_FN static Operand prepare(vb codes) {
+        return {_mm256_and_si256(codes.v, _mm256_set1_epi16(0xff)), _mm256_srli_epi16(codes.v, 8)};
+    }
+    MINFER_FN void start(int32_t bias) { sum = _mm256_set1_epi32(bias); }
+    template <int T>
+    MINFER_FN void add(Operand codes, const uint8_t* block) {
+        int32_t even, odd;
+        __builtin_memcpy(&even, block + 8 * T, 4);
+        __builtin_memcpy(&odd, block + 8 * T + 4, 4);
+        sum = _mm256_add_epi32(sum, _mm256_madd_epi16(codes.even, _mm256_set1_epi32(even)));
+        sum = _mm256_add_epi32(sum, _mm256_madd_epi16(codes.odd, _mm256_set1_epi32(odd)));
+    }
+    MINFER_FN vi total() const { return {sum}; }
+};
+
 }  // namespace minfer::avx2

@@ -84,4 +84,63 @@ MINFER_FN vf scale_pow2(vf a, vi n) {
         a.v, _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_add_epi32(n.v, one), 23)))};
 }
 
+MINFER_FN vf load_i8(const uint8_t* p) {
+    return {_mm512_cvtepi32_ps(
+        _mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))))};
+}
+MINFER_FN vi load_u8(const uint8_t* p) {
+    return {_mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)))};
+}
+MINFER_FN vi and_(vi a, int32_t mask) {
+    return {_mm512_and_si512(a.v, _mm512_set1_epi32(mask))};
+}
+MINFER_FN vf as_vf(vi a) { return {_mm512_castsi512_ps(a.v)}; }
+
+struct vb {
+    __m512i v;
+};
+MINFER_FN vb load_bytes(const uint8_t* p) { return {_mm512_loadu_si512(p)}; }
+MINFER_FN void store_bytes(uint8_t* p, vb a) { _mm512_storeu_si512(p, a.v); }
+MINFER_FN vb set1_bytes(uint8_t x) { return {_mm512_set1_epi8(char(x))}; }
+MINFER_FN vb repeat16(const uint8_t* p) {
+    return {_mm512_broadcast_i32x4(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)))};
+}
+MINFER_FN vb operator&(vb a, vb b) { return {_mm512_and_si512(a.v, b.v)}; }
+MINFER_FN vb operator|(vb a, vb b) { return {_mm512_or_si512(a.v, b.v)}; }
+template <int N>
+MINFER_FN vb shift_bytes(vb a) {
+    if constexpr (N > 0) return {_mm512_srli_epi16(a.v, N)};
+    if constexpr (N < 0) return {_mm512_slli_epi16(a.v, -N)};
+    return a;
+}
+MINFER_FN vb lookup(vb table, vb index) { return {_mm512_shuffle_epi8(table.v, index.v)}; }
+
+// An activation is 256 hi + lo; 32 of them are stored as 32 hi, then 32 lo, all int8.
+MINFER_FN void store_exact(uint8_t* block, int i, vi a) {
+    const __m512i hi = _mm512_srai_epi32(_mm512_add_epi32(a.v, _mm512_set1_epi32(128)), 8);
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(block + i), _mm512_cvtepi32_epi8(hi));
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(block + 32 + i), _mm512_cvtepi32_epi8(a.v));
+}
+
+struct ExactDot {
+    static constexpr int kCodeShift = 0;
+    using Operand = __m512i;
+    __m512i hi, lo;
+
+    MINFER_FN static Operand prepare(vb codes) { return codes.v; }
+    MINFER_FN void start(int32_t bias) {
+        hi = _mm512_setzero_si512();
+        lo = _mm512_set1_epi32(bias);
+    }
+    template <int T>
+    MINFER_FN void add(Operand codes, const uint8_t* block) {
+        int32_t h, l;
+        __builtin_memcpy(&h, block + 4 * T, 4);
+        __builtin_memcpy(&l, block + 32 + 4 * T, 4);
+        hi = _mm512_dpbusd_epi32(hi, codes, _mm512_set1_epi32(h));
+        lo = _mm512_dpbusd_epi32(lo, codes, _mm512_set1_epi32(l));
+    }
+    MINFER_FN vi total() const { return {_mm512_add_epi32(_mm512_slli_epi32(hi, 8), lo)}; }
+};
+
 }  // namespace minfer::avx512

@@ -85,4 +85,72 @@ MINFER_FN vf scale_pow2(vf a, vi n) {
     return {vmulq_f32(a.v, vreinterpretq_f32_s32(bits))};
 }
 
+MINFER_FN vi load_u8(const uint8_t* p) {
+    uint32_t four;
+    std::memcpy(&four, p, 4);
+    const uint8x8_t bytes = vreinterpret_u8_u32(vdup_n_u32(four));
+    return {vreinterpretq_s32_u32(vmovl_u16(vget_low_u16(vmovl_u8(bytes))))};
+}
+MINFER_FN vf load_i8(const uint8_t* p) {
+    uint32_t four;
+    std::memcpy(&four, p, 4);
+    const int8x8_t bytes = vreinterpret_s8_u32(vdup_n_u32(four));
+    return {vcvtq_f32_s32(vmovl_s16(vget_low_s16(vmovl_s8(bytes))))};
+}
+MINFER_FN vi and_(vi a, int32_t mask) { return {vandq_s32(a.v, vdupq_n_s32(mask))}; }
+MINFER_FN vf as_vf(vi a) { return {vreinterpretq_f32_s32(a.v)}; }
+
+struct vb {
+    uint8x16_t v;
+};
+MINFER_FN vb load_bytes(const uint8_t* p) { return {vld1q_u8(p)}; }
+MINFER_FN void store_bytes(uint8_t* p, vb a) { vst1q_u8(p, a.v); }
+MINFER_FN vb set1_bytes(uint8_t x) { return {vdupq_n_u8(x)}; }
+MINFER_FN vb repeat16(const uint8_t* p) { return load_bytes(p); }
+MINFER_FN vb operator&(vb a, vb b) { return {vandq_u8(a.v, b.v)}; }
+MINFER_FN vb operator|(vb a, vb b) { return {vorrq_u8(a.v, b.v)}; }
+template <int N>
+MINFER_FN vb shift_bytes(vb a) {
+    if constexpr (N > 0) return {vshrq_n_u8(a.v, N)};
+    if constexpr (N < 0) return {vshlq_n_u8(a.v, -N)};
+    return a;
+}
+MINFER_FN vb lookup(vb table, vb index) { return {vqtbl1q_u8(table.v, index.v)}; }
+
+// An activation is 256 hi + lo; 32 of them are stored as 32 hi, then 32 lo, all int8.
+MINFER_FN void store_exact(uint8_t* block, int i, vi a) {
+    const int32x4_t hi = vshrq_n_s32(vaddq_s32(a.v, vdupq_n_s32(128)), 8);
+    const uint16x4_t h = vmovn_u32(vreinterpretq_u32_s32(hi));
+    const uint16x4_t l = vmovn_u32(vreinterpretq_u32_s32(a.v));
+    const uint8x8_t both = vmovn_u16(vcombine_u16(h, l));
+    const uint64_t bits = vget_lane_u64(vreinterpret_u64_u8(both), 0);
+    std::memcpy(block + i, &bits, 4);
+    const uint32_t low = uint32_t(bits >> 32);
+    std::memcpy(block + 32 + i, &low, 4);
+}
+
+// The dot product is of signed bytes, so codes lose 128 before it.
+struct ExactDot {
+    static constexpr int kCodeShift = 128;
+    using Operand = int8x16_t;
+    int32x4_t hi, lo;
+
+    MINFER_FN static Operand prepare(vb codes) {
+        return vreinterpretq_s8_u8(veorq_u8(codes.v, vdupq_n_u8(128)));
+    }
+    MINFER_FN void start(int32_t bias) {
+        hi = vdupq_n_s32(0);
+        lo = vdupq_n_s32(bias);
+    }
+    template <int T>
+    MINFER_FN void add(Operand codes, const uint8_t* block) {
+        int32_t h, l;
+        std::memcpy(&h, block + 4 * T, 4);
+        std::memcpy(&l, block + 32 + 4 * T, 4);
+        hi = vdotq_s32(hi, codes, vreinterpretq_s8_s32(vdupq_n_s32(h)));
+        lo = vdotq_s32(lo, codes, vreinterpretq_s8_s32(vdupq_n_s32(l)));
+    }
+    MINFER_FN vi total() const { return {vaddq_s32(vshlq_n_s32(hi, 8), lo)}; }
+};
+
 }  // namespace minfer::neon

@@ -123,4 +123,66 @@ MINFER_FN vf scale_pow2(vf a, vi n) {
     MINFER_LANES(vf, a.v[i] * bits_to_float(uint32_t(n.v[i] + 127) << 23));
 }
 
+MINFER_FN vi load_u8(const uint8_t* p) { MINFER_LANES(vi, p[i]); }
+MINFER_FN vf load_i8(const uint8_t* p) { MINFER_LANES(vf, float(int8_t(p[i]))); }
+MINFER_FN vi and_(vi a, int32_t mask) { MINFER_LANES(vi, a.v[i] & mask); }
+MINFER_FN vf as_vf(vi a) { MINFER_LANES(vf, bits_to_float(uint32_t(a.v[i]))); }
+
+struct vb {
+    uint32_t v[kWidth];  // four bytes each, the first lowest
+};
+MINFER_FN vb load_bytes(const uint8_t* p) {
+    vb a;
+    std::memcpy(a.v, p, sizeof a.v);
+    return a;
+}
+MINFER_FN void store_bytes(uint8_t* p, vb a) { std::memcpy(p, a.v, sizeof a.v); }
+MINFER_FN vb set1_bytes(uint8_t x) { MINFER_LANES(vb, x * 0x01010101u); }
+MINFER_FN vb repeat16(const uint8_t* p) { return load_bytes(p); }
+MINFER_FN vb operator&(vb a, vb b) { MINFER_LANES(vb, a.v[i] & b.v[i]); }
+MINFER_FN vb operator|(vb a, vb b) { MINFER_LANES(vb, a.v[i] | b.v[i]); }
+template <int N>
+MINFER_FN vb shift_bytes(vb a) {
+    if constexpr (N < 0) {
+        MINFER_LANES(vb, a.v[i] << -N);
+    } else {
+        MINFER_LANES(vb, a.v[i] >> N);
+    }
+}
+MINFER_FN vb lookup(vb table, vb index) {
+    uint8_t from[16], at[16];
+    std::memcpy(from, table.v, 16);
+    std::memcpy(at, index.v, 16);
+    for (uint8_t& x : at) x = from[x];
+    return load_bytes(at);
+}
+
+// 32 activations are 32 int16.
+MINFER_FN void store_exact(uint8_t* block, int i, vi a) {
+    for (int j = 0; j < kWidth; ++j) {
+        const int16_t x = int16_t(a.v[j]);
+        std::memcpy(block + 2 * (i + j), &x, 2);
+    }
+}
+
+struct ExactDot {
+    static constexpr int kCodeShift = 0;
+    using Operand = vb;
+    vi sum;
+
+    MINFER_FN static Operand prepare(vb codes) { return codes; }
+    MINFER_FN void start(int32_t bias) { sum = iset1(bias); }
+    template <int T>
+    MINFER_FN void add(Operand codes, const uint8_t* block) {
+        int16_t a[4];
+        std::memcpy(a, block + 8 * T, 8);
+        for (int i = 0; i < kWidth; ++i) {
+            const uint32_t q = codes.v[i];
+            sum.v[i] += int32_t(q & 255) * a[0] + int32_t(q >> 8 & 255) * a[1] +
+                        int32_t(q >> 16 & 255) * a[2] + int32_t(q >> 24) * a[3];
+        }
+    }
+    MINFER_FN vi total() const { return sum; }
+};
+
 }  // namespace minfer::scalar
