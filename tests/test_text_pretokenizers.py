@@ -5,7 +5,7 @@ from __future__ import annotations
 import unicodedata
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Regex, pre_tokenizers
 
@@ -28,6 +28,7 @@ def split(name: str, text: str) -> list[str]:
 
 
 @pytest.mark.parametrize("name", sorted(PRE_TOKENIZERS))
+@settings(deadline=None)
 @given(text=words)
 def test_pieces_joined_are_the_text(name: str, text: str) -> None:
     assert "".join(split(name, text)) == text
@@ -75,6 +76,7 @@ def test_families_cut_as_published(name: str, text: str, pieces: list[str]) -> N
     assert split(name, text) == pieces
 
 
+@settings(deadline=None)
 @given(text=words)
 def test_digits_then_words_is_one_pattern(text: str) -> None:
     published = pre_tokenizers.Sequence(
@@ -87,6 +89,7 @@ def test_digits_then_words_is_one_pattern(text: str) -> None:
     assert split("smollm", text) == expected
 
 
+@settings(deadline=None)
 @given(text=words)
 def test_falcon_cuts_as_its_own_components_do(text: str) -> None:
     published = pre_tokenizers.Sequence(

@@ -7,7 +7,7 @@ import time
 from itertools import pairwise
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from text_vocabularies import (
     REAL,
@@ -35,6 +35,7 @@ def test_ids_are_those_of_the_original_tokenizer(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", REAL)
+@settings(deadline=None)
 @given(text=texts)
 def test_decoding_gives_back_the_text(name: str, text: str) -> None:
     tokenizer = real_tokenizer(name)
@@ -47,6 +48,7 @@ def test_decoding_gives_back_the_text(name: str, text: str) -> None:
         assert b"".join(map(tokenizer.token_bytes, ids)) == text.encode()
 
 
+@settings(deadline=None)
 @given(text=st.text(st.sampled_from("ab c</s>tk<é\u0301")))
 def test_decoding_undoes_the_space_prefix_after_every_whole_token(text: str) -> None:
     tokenizer = Tokenizer.from_metadata(sentencepiece())
@@ -72,6 +74,7 @@ def slow_merges(metadata: dict[str, object], text: str) -> list[str]:
         symbols[at : at + 2] = [symbols[at] + symbols[at + 1]]
 
 
+@settings(deadline=None)
 @given(text=st.text(st.sampled_from("abc "), min_size=1))
 def test_scored_vocabularies_merge_as_sentencepiece_does(text: str) -> None:
     metadata = sentencepiece(add_space_prefix=False)

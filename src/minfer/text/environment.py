@@ -21,7 +21,7 @@ from jinja2.exceptions import SecurityError
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-MAX_STEPS = 500_000
+MAX_STEPS = 200_000
 MAX_CHARACTERS = 64 << 20
 
 _steps_left: ContextVar[int] = ContextVar("steps_left", default=MAX_STEPS)

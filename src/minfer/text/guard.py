@@ -39,18 +39,27 @@ class ControlGuard:
         self._beginnings = {text[:n] for text in self._controls for n in range(1, len(text))}
         self._longest = max(map(len, self._beginnings), default=0)
 
-    def protect(self, data: Any) -> tuple[Any, str]:
+    def protect(self, data: Any, source: str) -> tuple[Any, str]:
         """Return a copy of plain data with control tokens broken, and the mark that breaks them.
 
         Args:
             data: strings, numbers, lists and dicts; the keys of dicts are protected like their
                 values, except for the beginnings of tokens at their ends.
+            source: the template's own text, in which the mark must not occur either.
 
         Raises:
-            TemplateError: the data holds every private-use character there is.
+            TemplateError: the data and the template hold every private-use character there is.
         """
-        used = set().union(*map(set, _strings(data)))
-        mark = next((chr(code) for code in _MARKS if chr(code) not in used), None)
+        texts = [source, *_strings(data)]
+        used = set().union(*texts)
+        mark = next(
+            (
+                chr(code)
+                for code in _MARKS
+                if chr(code) not in used and not any(_escaped(chr(code)) in text for text in texts)
+            ),
+            None,
+        )
         if mark is None:
             raise TemplateError(
                 "the conversation uses all private-use characters U+E000..U+F8FF",
@@ -65,7 +74,7 @@ class ControlGuard:
             text: the rendered template.
             mark: what `protect` returned.
         """
-        escaped = f"\\u{ord(mark):04x}"  # what is left of a mark by JSON in ASCII
+        escaped = _escaped(mark)
         if mark not in text and escaped not in text:
             return self._tokenizer.encode(text, special=True, add_bos=False)
         ids: list[int] = []
@@ -106,6 +115,11 @@ class ControlGuard:
             if any(body[-n:] in self._beginnings for n in tail):
                 return body + mark + text[len(body) :]
         return text
+
+
+def _escaped(mark: str) -> str:
+    """Return what JSON in ASCII makes of a mark."""
+    return f"\\u{ord(mark):04x}"
 
 
 def _strings(data: Any) -> Iterator[str]:

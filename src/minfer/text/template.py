@@ -7,6 +7,7 @@ encoded goes through `guard`, so that only the template's own markup becomes con
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -16,6 +17,7 @@ import jinja2
 from minfer.errors import TemplateError
 from minfer.text import environment
 from minfer.text.guard import ControlGuard
+from minfer.text.messages import Forms, plain_data
 from minfer.text.tokenizer import Tokenizer
 from minfer.text.vocab import special_ids
 
@@ -27,13 +29,11 @@ CHATML = (
 )
 _KEY = "tokenizer.chat_template"
 _ROLES_WITH_TOKENS = ("bos", "eos", "unk", "pad")
-# A message's reasoning goes by three names; templates read the first or, for gpt-oss, the second.
-_REASONING = ("reasoning_content", "thinking", "reasoning")
-_PROBE = "minfer-probe"
+_SHOWN = 120  # characters of a template's line in a message
 
 
 class ChatTemplate:
-    """Renders conversations for one model; immutable and safe to share by threads.
+    """Renders conversations for one model; safe to share by threads.
 
     Attributes:
         source: the Jinja source.
@@ -59,10 +59,11 @@ class ChatTemplate:
             is_default: see the attribute.
             tokens: further texts by name, such as `pad_token`.
         """
+        tokens = {"bos_token": bos_token, "eos_token": eos_token, **tokens}
         self.source = source
         self.is_default = is_default
-        self._tool_source = tool_source
-        self._tokens = {"bos_token": bos_token, "eos_token": eos_token, **tokens}
+        self._main = _Program(source, tokens)
+        self._with_tools = self._main if tool_source is None else _Program(tool_source, tokens)
         self._guards: WeakKeyDictionary[Tokenizer, ControlGuard] = WeakKeyDictionary()
 
     @classmethod
@@ -99,8 +100,8 @@ class ChatTemplate:
 
         Args:
             messages: dicts with `role` and `content`; the content is a string or a list of parts.
-                Keys whose value is None count as absent. A template that only knows strings gets
-                text parts joined by newlines, one that only knows parts gets one text part.
+                Keys whose value is None count as absent. Forms of a message that this template
+                cannot read are turned into ones it can, see `messages`.
             tools: JSON schemas of functions, handed to the template.
             add_generation_prompt: end with the opening of the assistant's turn.
             kwargs: further variables, such as `enable_thinking`.
@@ -109,7 +110,8 @@ class ChatTemplate:
             TemplateError: the template is broken, refuses the conversation, fails on it, or takes
                 more steps or room than a chat can need.
         """
-        return self._render(self._variables(messages, tools, add_generation_prompt, kwargs))
+        program = self._with_tools if tools else self._main
+        return program.render(_variables(program, messages, tools, add_generation_prompt, kwargs))
 
     def encode(
         self,
@@ -131,165 +133,95 @@ class ChatTemplate:
         guard = self._guards.get(tokenizer)
         if guard is None:
             guard = self._guards[tokenizer] = ControlGuard(tokenizer)
-        variables = self._variables(messages, tools, add_generation_prompt, kwargs)
-        protected, mark = guard.protect(variables)
-        ids = guard.encode(self._render(protected), mark)
+        program = self._with_tools if tools else self._main
+        variables = _variables(program, messages, tools, add_generation_prompt, kwargs)
+        protected, mark = guard.protect(variables, program.source)
+        ids = guard.encode(program.render(protected), mark)
         if tokenizer.add_bos and tokenizer.bos_id is not None and ids[:1] != [tokenizer.bos_id]:
             ids.insert(0, tokenizer.bos_id)
         return ids
 
-    def _variables(
-        self,
-        messages: Sequence[Mapping[str, Any]],
-        tools: Sequence[Mapping[str, Any]] | None,
-        add_generation_prompt: bool,
-        kwargs: Mapping[str, Any],
-    ) -> dict[str, Any]:
-        if not messages:
-            raise TemplateError("the conversation is empty", where="messages")
-        chat = [_message(at, message) for at, message in enumerate(messages)]
-        strings, parts = self._content_forms
-        for at, message in enumerate(chat):
-            content = message.get("content")
-            if isinstance(content, list) and not parts:
-                message["content"] = _joined(content, f"messages[{at}].content")
-            elif isinstance(content, str) and not strings:
-                message["content"] = [{"type": "text", "text": content}]
-        return {
-            "documents": None,
-            **_plain(dict(kwargs), "variables"),
-            "messages": chat,
-            "tools": None if tools is None else _plain(list(tools), "tools"),
-            "add_generation_prompt": add_generation_prompt,
-        }
 
-    def _render(self, variables: dict[str, Any]) -> str:
-        template = self._compiled
-        if variables["tools"] is not None and self._compiled_for_tools is not None:
-            template = self._compiled_for_tools
-        try:
-            return environment.render(template, {**self._tokens, **variables})
-        except Exception as error:
-            # Any exception can come out of a template's expressions, and each is the template's.
-            raise self._failure(error, template) from error
+def _variables(
+    program: _Program,
+    messages: Sequence[Mapping[str, Any]],
+    tools: Sequence[Mapping[str, Any]] | None,
+    add_generation_prompt: bool,
+    kwargs: Mapping[str, Any],
+) -> dict[str, Any]:
+    return {
+        "documents": None,
+        **plain_data(kwargs, "variables"),
+        "messages": program.forms.adapt(messages),
+        "tools": None if tools is None else plain_data(list(tools), "tools"),
+        "add_generation_prompt": add_generation_prompt,
+    }
+
+
+@dataclass(frozen=True)
+class _Program:
+    """One Jinja source and the token texts it sees."""
+
+    source: str
+    tokens: dict[str, str]
 
     @cached_property
-    def _compiled(self) -> jinja2.Template:
-        return _compile(self.source)
-
-    @cached_property
-    def _compiled_for_tools(self) -> jinja2.Template | None:
-        return None if self._tool_source is None else _compile(self._tool_source)
-
-    @cached_property
-    def _content_forms(self) -> tuple[bool, bool]:
-        """Whether the template takes content as a string, and as a list of parts; found by asking.
-
-        A form counts as taken if the text appears, and its wrapping does not. A template that
-        answers neither way gets content as it is.
-        """
-        taken = []
-        for content in (_PROBE, [{"type": "text", "text": _PROBE}]):
-            chat = [{"role": "user", "content": content}]
-            try:
-                text = environment.render(
-                    self._compiled,
-                    {
-                        **self._tokens,
-                        "messages": chat,
-                        "tools": None,
-                        "documents": None,
-                        "add_generation_prompt": False,
-                    },
-                )
-            except Exception:  # whatever the template does not take, in whichever way it says so
-                taken.append(False)
-            else:
-                taken.append(_PROBE in text and f"'{_PROBE}'" not in text and '"text"' not in text)
-        strings, parts = taken
-        return (strings, parts) if strings or parts else (True, True)
-
-    def _failure(self, error: Exception, template: jinja2.Template) -> TemplateError:
-        line = _line_of(error, template)
-        where = "chat template" if line is None else f"chat template line {line}"
-        if isinstance(error, environment.Refusal):
-            return TemplateError(f"the template refuses the conversation: {error}", where=where)
-        what = str(error) or type(error).__name__
-        source = self._tool_source if template is self.__dict__.get("_compiled_for_tools") else None
-        lines = (source or self.source).splitlines()
-        if line is not None and line <= len(lines):
-            what = f"{what}, in {lines[line - 1].strip()[:120]!r}"
-        return TemplateError(
-            f"rendering failed: {what}",
-            where=where,
-            remedy="Check that the messages have the fields this model's template reads",
+    def forms(self) -> Forms:
+        """The forms of messages it takes."""
+        rest = {"tools": None, "documents": None, "add_generation_prompt": False}
+        return Forms.of(
+            self.source,
+            lambda messages: environment.render(
+                self.compiled, {**self.tokens, "messages": messages, **rest}
+            ),
         )
 
+    @cached_property
+    def compiled(self) -> jinja2.Template:
+        try:
+            return environment.compiler()(self.source)
+        except jinja2.TemplateSyntaxError as error:
+            raise TemplateError(
+                f"the template is not valid Jinja: {error.message}{self._line(error.lineno)}",
+                where=f"chat template line {error.lineno}",
+                remedy="Give a template of your own with the conversation",
+            ) from error
+        except RecursionError as error:
+            raise TemplateError(
+                "the template is nested too deeply", where="chat template"
+            ) from error
 
-def _compile(source: str) -> jinja2.Template:
-    try:
-        return environment.compiler()(source)
-    except jinja2.TemplateSyntaxError as error:
-        lines = source.splitlines()
-        shown = lines[error.lineno - 1].strip()[:120] if error.lineno <= len(lines) else ""
-        raise TemplateError(
-            f"the template is not valid Jinja: {error.message}, in {shown!r}",
-            where=f"chat template line {error.lineno}",
-            remedy="Give a template of your own with the conversation",
-        ) from error
-    except RecursionError as error:
-        raise TemplateError("the template is nested too deeply", where="chat template") from error
+    def render(self, variables: dict[str, Any]) -> str:
+        template = self.compiled
+        try:
+            return environment.render(template, {**self.tokens, **variables})
+        except Exception as error:
+            # Any exception can come out of a template's expressions, and each is the template's.
+            line = _line_of(error)
+            where = "chat template" if line is None else f"chat template line {line}"
+            if isinstance(error, environment.Refusal):
+                raise TemplateError(
+                    f"the template refuses the conversation: {error}", where=where
+                ) from error
+            raise TemplateError(
+                f"rendering failed: {str(error) or type(error).__name__}{self._line(line)}",
+                where=where,
+                remedy="Check that the messages have the fields this model's template reads",
+            ) from error
+
+    def _line(self, number: int | None) -> str:
+        lines = self.source.splitlines()
+        if number is None or not 1 <= number <= len(lines):
+            return ""
+        return f", in {lines[number - 1].strip()[:_SHOWN]!r}"
 
 
-def _line_of(error: BaseException, template: jinja2.Template) -> int | None:
-    """Return the template's line that was being rendered: Jinja maps its frames to source lines."""
+def _line_of(error: BaseException) -> int | None:
+    """Return the template's line being rendered: Jinja maps its frames to source lines."""
     line = None
     frame = error.__traceback__
     while frame is not None:
-        if frame.tb_frame.f_code.co_filename in (template.filename, "<template>"):
+        if frame.tb_frame.f_code.co_filename == "<template>":
             line = frame.tb_lineno
         frame = frame.tb_next
     return line
-
-
-def _message(at: int, message: Mapping[str, Any]) -> dict[str, Any]:
-    if not isinstance(message, Mapping):
-        raise TemplateError(
-            f"is a {type(message).__name__}, not an object with role and content",
-            where=f"messages[{at}]",
-        )
-    given = {key: value for key, value in message.items() if value is not None}
-    plain: dict[str, Any] = _plain(given, f"messages[{at}]")
-    reasoning = next((plain[name] for name in _REASONING if name in plain), None)
-    if reasoning is not None:
-        plain = {"thinking": reasoning, **plain, "reasoning_content": reasoning}
-    return plain
-
-
-def _joined(parts: list[Any], where: str) -> str:
-    texts = []
-    for part in parts:
-        if not (isinstance(part, dict) and isinstance(part.get("text"), str)):
-            kind = part.get("type") if isinstance(part, dict) else type(part).__name__
-            raise TemplateError(
-                f"has a part of type {kind!r}, and this model's template only takes text",
-                where=where,
-            )
-        texts.append(part["text"])
-    return "\n".join(texts)
-
-
-def _plain(value: Any, where: str) -> Any:
-    """Return a copy made of JSON types only, so that no object's methods reach the template."""
-    if value is None or isinstance(value, bool):
-        return value
-    for kind in (str, int, float):
-        if isinstance(value, kind):
-            return kind(value)
-    if isinstance(value, Mapping):
-        return {str(key): _plain(item, f"{where}.{key}") for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(item, f"{where}[{at}]") for at, item in enumerate(value)]
-    raise TemplateError(
-        f"is a {type(value).__name__}, which has no place in a chat template", where=where
-    )
