@@ -12,10 +12,11 @@ import typer
 from minfer import __version__
 from minfer.cli.bundles import flat
 from minfer.cli.chat import chat
+from minfer.cli.doctor import doctor
 from minfer.cli.info import info
 from minfer.cli.models import list_models, pull
 from minfer.cli.plan import plan
-from minfer.cli.report import ending
+from minfer.cli.report import ending, piped
 from minfer.cli.run import run
 
 VERBS: dict[str, Callable[..., None]] = {
@@ -23,6 +24,7 @@ VERBS: dict[str, Callable[..., None]] = {
     "chat": chat,
     "info": info,
     "plan": plan,
+    "doctor": doctor,
     "list": list_models,
     "pull": pull,
 }
@@ -41,7 +43,7 @@ def build() -> typer.Typer:
     )
     app.callback()(_top)
     for name, verb in VERBS.items():
-        app.command(name)(flat(verb))
+        app.command(name)(flat(piped(verb)))
     return app
 
 

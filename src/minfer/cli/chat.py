@@ -89,7 +89,9 @@ class Conversation:
             self.messages.insert(0, {"role": "system", "content": text})
 
     def _answer(self) -> None:
-        outcome = generate(self._llm, list(self.messages), self._params, self._output)
+        outcome = generate(
+            self._llm, list(self.messages), self._params, self._output, reuse_decoded=True
+        )
         self._last = outcome
         if outcome.text:
             self.messages.append({"role": "assistant", "content": outcome.text})

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections import Counter
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -50,28 +50,37 @@ def _sections(file: GGUFFile, tensors: bool) -> list[str]:
     ]
     sections = [table(head), table([(key, _brief(value)) for key, value in _metadata(file)])]
     if file.tensors:
-        sections.append(table([("type", "tensors", "parameters", "size"), *_by_type(file)]))
-    if tensors:
         rows = [
+            (name, str(total.tensors), in_short(total.parameters), in_bytes(total.bytes))
+            for name, total in _by_type(file).items()
+        ]
+        sections.append(table([("type", "tensors", "parameters", "size"), *rows]))
+    if tensors:
+        listed = [
             (tensor.name, str(tensor.dtype), " x ".join(map(str, tensor.shape)))
             for tensor in file.tensors.values()
         ]
-        sections.append(table([("tensor", "type", "shape"), *rows]))
+        sections.append(table([("tensor", "type", "shape"), *listed]))
     return sections
 
 
-def _by_type(file: GGUFFile) -> list[tuple[str, ...]]:
-    count: Counter[str] = Counter()
-    items: Counter[str] = Counter()
-    nbytes: Counter[str] = Counter()
+@dataclass
+class _Total:
+    """What all tensors of one type amount to."""
+
+    tensors: int = 0
+    parameters: int = 0
+    bytes: int = 0
+
+
+def _by_type(file: GGUFFile) -> dict[str, _Total]:
+    totals: dict[str, _Total] = {}
     for tensor in file.tensors.values():
-        count[tensor.dtype.name] += 1
-        items[tensor.dtype.name] += tensor.n_items
-        nbytes[tensor.dtype.name] += tensor.nbytes
-    return [
-        (name, str(count[name]), in_short(items[name]), in_bytes(total))
-        for name, total in nbytes.most_common()
-    ]
+        total = totals.setdefault(tensor.dtype.name, _Total())
+        total.tensors += 1
+        total.parameters += tensor.n_items
+        total.bytes += tensor.nbytes
+    return dict(sorted(totals.items(), key=lambda row: -row[1].bytes))
 
 
 def _as_json(file: GGUFFile, tensors: bool) -> dict[str, Any]:
@@ -81,7 +90,7 @@ def _as_json(file: GGUFFile, tensors: bool) -> dict[str, Any]:
         "bytes": file.nbytes,
         "parameters": sum(tensor.n_items for tensor in file.tensors.values()),
         "metadata": {key: _plain(value) for key, value in _metadata(file)},
-        "types": {name: {"tensors": int(count)} for name, count, *_ in _by_type(file)},
+        "types": {name: asdict(total) for name, total in _by_type(file).items()},
     }
     if tensors:
         described["tensors"] = [

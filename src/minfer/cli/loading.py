@@ -5,26 +5,47 @@ from __future__ import annotations
 from dataclasses import fields, replace
 from typing import TYPE_CHECKING
 
-from minfer.cli.options import Loading, Tracing
+import typer
+
+from minfer.cli.options import Loading, Tracing, option_name
+from minfer.cli.rendering import format_of, render
 from minfer.cli.terminal import progress_bar
-from minfer.settings import Settings
+from minfer.errors import RequestError, SettingsError
+from minfer.settings import PREFIX, Settings
 
 if TYPE_CHECKING:
     from minfer.llm import LLM
 
 
-def open_model(name: str, loading: Loading, tracing: Tracing | None = None) -> LLM:
+def open_model(name: str, loading: Loading, tracing: Tracing) -> LLM:
     """Load a model, downloading it first where it is not on this machine.
 
     Raises:
+        typer.BadParameter: for an option's value that cannot be used.
         MinferError: of any kind, when it cannot be found, fetched or loaded.
     """
+    graph = tracing.dump_graph
+    form = None if graph is None else format_of(graph)
+    settings = Settings.load()
+    if tracing.trace is not None:
+        settings = replace(settings, trace=tracing.trace)
+    llm = _load(name, loading, settings)
+    if graph is not None and form is not None:
+        graph.write_text(render(llm.plan(), form), encoding="utf-8")
+    return llm
+
+
+def _load(name: str, loading: Loading, settings: Settings) -> LLM:
     from minfer.llm import LLM
 
-    settings = Settings.load()
-    if tracing is not None and tracing.trace is not None:
-        settings = replace(settings, trace=tracing.trace)
     given = {f.name: getattr(loading, f.name) for f in fields(loading)}
-    given = {name: value for name, value in given.items() if value is not None}
-    with progress_bar() as progress:
-        return LLM(name, **given, settings=settings, progress=progress)
+    given = {field: value for field, value in given.items() if value is not None}
+    try:
+        with progress_bar() as progress:
+            return LLM(name, **given, settings=settings, progress=progress)
+    except (RequestError, SettingsError) as error:
+        field = (error.where or "").removeprefix(PREFIX).lower()
+        if field not in given:
+            raise
+        hint = option_name(Loading, field)
+        raise typer.BadParameter(error.what, param_hint=hint) from None

@@ -37,6 +37,14 @@ class CacheType(StrEnum):
     q8_0 = "q8_0"
 
 
+class Format(StrEnum):
+    """Values of `minfer plan --format`, and endings of a --dump-graph file."""
+
+    txt = "txt"
+    dot = "dot"
+    json = "json"
+
+
 def _option(panel: str, help: str, *names: str, metavar: str | None = None) -> Any:
     return typer.Option(*names, help=help, metavar=metavar, rich_help_panel=panel)
 
@@ -79,7 +87,7 @@ class Loading:
     n_ctx: Annotated[
         int | None,
         _load(
-            "Tokens of context; by default what the model was trained for, as memory allows.",
+            "Tokens of context; 0 for what the model was trained for. 4096 by default.",
             "-c",
             "--ctx-size",
             "--n-ctx",
@@ -116,6 +124,15 @@ class Tracing:
     trace: Annotated[
         Path | None,
         _option("Looking inside", "Write a trace of every node here.", "--trace", metavar="FILE"),
+    ] = None
+    dump_graph: Annotated[
+        Path | None,
+        _option(
+            "Looking inside",
+            "Write the graph of a decode step here, as .dot, .json or .txt.",
+            "--dump-graph",
+            metavar="FILE",
+        ),
     ] = None
     debug: Debug = False
 

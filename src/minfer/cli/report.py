@@ -11,6 +11,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import sys
 import traceback
@@ -38,13 +39,7 @@ def ending(command: Callable[[], int | None], *, debug: bool) -> int:
         debug: show tracebacks.
     """
     try:
-        code = command()
-        sys.stdout.flush()
-        return code or 0
-    except BrokenPipeError:
-        # What is left in the buffer has no reader; give it one before the interpreter flushes.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return BROKEN_PIPE
+        return command() or 0
     except (KeyboardInterrupt, typer.Abort):
         print("\ninterrupted", file=sys.stderr)
         return INTERRUPTED
@@ -54,6 +49,22 @@ def ending(command: Callable[[], int | None], *, debug: bool) -> int:
         if debug or _debug_setting():
             traceback.print_exc()
         return _tell(error)
+
+
+def piped(verb: Callable[..., None]) -> Callable[..., None]:
+    """The verb, ending quietly when whoever reads its output has gone."""
+
+    @functools.wraps(verb)
+    def call(*arguments: Any, **options: Any) -> None:
+        try:
+            verb(*arguments, **options)
+            sys.stdout.flush()
+        except BrokenPipeError:
+            # What is left in the buffer has no reader; give it one before the interpreter ends.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            raise typer.Exit(BROKEN_PIPE) from None
+
+    return call
 
 
 def _tell(error: Exception) -> int:

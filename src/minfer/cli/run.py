@@ -28,7 +28,8 @@ def run(
         str | None,
         typer.Argument(
             metavar="PROMPT",
-            help="What to say; read from standard input where absent.",
+            help="What to say; read from standard input where absent. A model without a chat "
+            "template goes on with the text.",
             show_default=False,
         ),
     ] = None,
@@ -59,10 +60,14 @@ def run(
         messages = [{"role": "system", "content": system}, {"role": "user", "content": text}]
     with open_model(model, loading, tracing) as llm:
         output = None if as_json else Output()
-        outcome = generate(llm, messages, params, output, chat=False if no_template else None)
+        # A model without a template of its own is no chat model: it goes on with the text.
+        chat = not (no_template or llm.template.is_default)
+        outcome = generate(llm, messages, params, output, chat=chat)
         if as_json:
             print(json.dumps(_as_json(llm, outcome), ensure_ascii=False))
-        print(f"{outcome.figures()} | loaded in {llm.load_seconds:.2f} s", file=sys.stderr)
+        where = " and ".join(llm.info.backends)
+        loaded = f"loaded in {llm.load_seconds:.2f} s on {where}"
+        print(f"{outcome.figures()} | {loaded}", file=sys.stderr)
     if outcome.interrupted:
         raise typer.Exit(INTERRUPTED)
 

@@ -67,7 +67,7 @@ def progress_bar() -> Iterator[Progress | None]:
         TransferSpeedColumn(),
         TimeRemainingColumn(),
     )
-    with Bars(*columns, console=Console(stderr=True)) as bars:
+    with Bars(*columns, console=Console(stderr=True), transient=True) as bars:
 
         def show(what: str, done: int, total: int | None) -> None:
             if what not in tasks:
