@@ -11,15 +11,13 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from minfer.dtypes import F16
+from minfer.dtypes import F16, DType
 from minfer.engine import Engine, EngineConfig, SamplingParams
 from minfer.gguf import open_gguf
 from minfer.llm import file_weights
 from minfer.models import model_config
 from minfer.scheduler import Device
 from minfer.settings import Settings
-
-GREEDY = SamplingParams(temperature=0.0, ignore_eos=True)
 
 
 class Rival(Protocol):
@@ -43,7 +41,15 @@ class Rival(Protocol):
 class Minfer:
     """minfer's engine, sampling and scheduling included."""
 
-    def __init__(self, path: Path, settings: Settings, n_ctx: int = 8192, batch: int = 8) -> None:
+    def __init__(
+        self,
+        path: Path,
+        settings: Settings,
+        n_ctx: int = 8192,
+        batch: int = 8,
+        prefill_rows: int = 512,
+        cache_type: DType = F16,
+    ) -> None:
         from minfer.backends import create_backend
 
         self.name = "minfer"
@@ -52,7 +58,14 @@ class Minfer:
         name = "cpu" if settings.device == "auto" else settings.device
         self.backend = create_backend(name, settings)
         cells = max(n_ctx, 1024 * batch)
-        sizes = EngineConfig(n_ctx, cells, max_sequences=batch, cache_type=F16, prefix_cache=False)
+        sizes = EngineConfig(
+            n_ctx,
+            cells,
+            max_sequences=batch,
+            prefill_rows=prefill_rows,
+            cache_type=cache_type,
+            prefix_cache=False,
+        )
         self.engine = Engine(
             self.model, file_weights(self._file), [Device(self.backend)], sizes, settings
         )
