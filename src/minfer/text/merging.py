@@ -7,13 +7,13 @@ merge there, ranked by the score of the token it makes. Nothing here is kept aft
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from minfer.errors import TokenizerError
 from minfer.text.pretokenizers import PreTokenizer
+from minfer.text.splits import all_splits
 from minfer.text.vocab import TokenKind, Vocab
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ def build_sentencepiece(
     encoder = Tokenizer(
         models.BPE(
             ids,
-            scored_merges(vocab, ids),
+            scored_merges(vocab),
             unk_token=None if unknown is None else vocab.tokens[unknown],
             fuse_unk=True,
             byte_fallback=True,
@@ -70,26 +70,16 @@ def build_sentencepiece(
     return encoder
 
 
-def scored_merges(vocab: Vocab, ids: Mapping[str, int]) -> list[tuple[str, str]]:
-    """Return every pair of tokens that makes a normal token, best score of the result first.
+def scored_merges(vocab: Vocab) -> list[tuple[str, str]]:
+    """Return every pair of normal tokens that makes a third, best score of the result first.
 
-    Ties go to the lower id of the result, then of its left half, as the reference converters rank
-    them. Only normal tokens are made: a control token never comes out of plain text.
+    Ties go to the lower id of the result, then to the better left half. Control tokens take no
+    part: none ever comes out of plain text.
     """
     assert vocab.scores is not None  # read_vocab demands them of this kind
-    made = np.flatnonzero(vocab.kinds == TokenKind.NORMAL)
-    best_first = made[np.argsort(-vocab.scores[made], kind="stable")]
-    merges = []
-    for text in map(vocab.tokens.__getitem__, best_first.tolist()):
-        splits = [
-            (text[:cut], text[cut:])
-            for cut in range(1, len(text))
-            if text[cut:] in ids and text[:cut] in ids
-        ]
-        if len(splits) > 1:
-            splits.sort(key=lambda pair: ids[pair[0]])
-        merges += splits
-    return merges
+    normal = np.flatnonzero(vocab.kinds == TokenKind.NORMAL)
+    best_first = normal[np.argsort(-vocab.scores[normal], kind="stable")]
+    return all_splits([text for at in best_first.tolist() if (text := vocab.tokens[at])])
 
 
 def twin(encoder: tokenizers.Tokenizer) -> tokenizers.Tokenizer:
