@@ -10,6 +10,7 @@ from fake_llm import FakeLLM, replaced
 
 from minfer.cli.app import call
 from minfer.cli.chat import HELP
+from minfer.errors import ContextFullError
 
 
 @pytest.fixture
@@ -100,6 +101,26 @@ def test_a_session_is_saved_and_taken_up(
     talk(monkeypatch, "more\n", "--session", str(path))
     assert asked(llm)[-1] == turns("hello", "first", "more")
     assert llm.sessions == {path: turns("hello", "first", "more", "second")}
+
+
+def test_a_turn_that_does_not_fit_ends_the_turn_alone(
+    llm: FakeLLM, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Full(list[str]):
+        def __iter__(self):  # type: ignore[no-untyped-def]
+            raise ContextFullError(9, 8)
+
+    llm.answers = iter([Full(), ["whole"]])
+    talk(monkeypatch, "much too long\nhello\n")
+    assert asked(llm)[-1] == turns("hello")
+    assert "error: [prompt] the prompt has 9 tokens" in capsys.readouterr().err
+
+
+def test_a_session_in_no_folder_is_refused_at_once(
+    llm: FakeLLM, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert call(["chat", "fake", "--session", "no/such/folder/s"]) == 2
+    assert "there is no folder" in capsys.readouterr().err
 
 
 def test_ctrl_c_keeps_what_was_said(

@@ -18,6 +18,7 @@ def test_run_streams_and_counts(capsys: pytest.CaptureFixture[str]) -> None:
     out, err = capsys.readouterr()
     assert out
     assert "generated 4 tokens" in err
+    assert "cut off by -n or the context" in err
     assert err.endswith(" s on reference\n")
 
 

@@ -94,6 +94,20 @@ def test_a_short_name_is_fetched_once(
     assert [(model.name, model.n_bytes) for model in list_models(settings)] == [("tiny", len(BODY))]
 
 
+@pytest.mark.parametrize("when", ["tiny", "tiny (unpacking)"])
+def test_an_interruption_leaves_nothing_behind(
+    pieces: Alias, settings: Settings, when: str
+) -> None:
+    def interrupt(what: str, done: int, total: int | None) -> None:
+        if what == when and done:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        resolve("tiny", settings, progress=interrupt)
+    assert leftovers(settings) == []
+    assert resolve("tiny", settings).read_bytes() == BODY
+
+
 def test_content_other_than_the_pinned_is_refused(
     pieces: Alias, settings: Settings, index: Path
 ) -> None:

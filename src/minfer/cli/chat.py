@@ -14,6 +14,7 @@ from minfer.cli.loading import open_model
 from minfer.cli.options import Loading, ModelName, Sampling, Tracing
 from minfer.cli.prompt import Prompt
 from minfer.cli.terminal import Output
+from minfer.errors import RequestError
 
 if TYPE_CHECKING:
     from minfer.engine import SamplingParams
@@ -45,6 +46,8 @@ def chat(
     them. Ctrl-C stops an answer; Ctrl-D ends the conversation.
     """
     params = sampling.params()
+    if session is not None and not session.absolute().parent.is_dir():
+        raise typer.BadParameter(f"there is no folder {session.parent}", param_hint="--session")
     with open_model(model, loading, tracing) as llm:
         messages = llm.load_session(session) if session is not None and session.exists() else []
         conversation = Conversation(llm, params, messages)
@@ -89,9 +92,14 @@ class Conversation:
             self.messages.insert(0, {"role": "system", "content": text})
 
     def _answer(self) -> None:
-        outcome = generate(
-            self._llm, list(self.messages), self._params, self._output, reuse_decoded=True
-        )
+        try:
+            outcome = generate(
+                self._llm, list(self.messages), self._params, self._output, reuse_decoded=True
+            )
+        except RequestError as error:  # a turn that does not fit ends the turn alone
+            del self.messages[-1]
+            say(f"error: {error}")
+            return
         self._last = outcome
         if outcome.text:
             self.messages.append({"role": "assistant", "content": outcome.text})

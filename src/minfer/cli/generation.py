@@ -51,7 +51,8 @@ class Outcome:
         computed = _count(usage.prompt_tokens - usage.cached_tokens, usage.prompt_rate)
         cached = f" + {usage.cached_tokens} cached" if usage.cached_tokens else ""
         generated = _count(usage.completion_tokens, usage.decode_rate)
-        return f"prompt {computed}{cached} | generated {generated}"
+        cut = ", cut off by -n or the context" if self.finish_reason == "length" else ""
+        return f"prompt {computed}{cached} | generated {generated}{cut}"
 
 
 def generate(

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, fields
 from enum import StrEnum
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
@@ -49,17 +50,10 @@ def _option(panel: str, help: str, *names: str, metavar: str | None = None) -> A
     return typer.Option(*names, help=help, metavar=metavar, rich_help_panel=panel)
 
 
-def _load(help: str, *names: str, metavar: str | None = None) -> Any:
-    return _option("Loading", help, *names, metavar=metavar)
-
-
-def _sample(help: str, *names: str, metavar: str | None = None) -> Any:
-    return _option("Sampling", help, *names, metavar=metavar)
-
-
-def _penalty(help: str, *names: str, metavar: str | None = None) -> Any:
-    return _option("Penalties", help, *names, metavar=metavar)
-
+_load = partial(_option, "Loading")
+_sample = partial(_option, "Sampling")
+_penalty = partial(_option, "Penalties")
+_look = partial(_option, "Looking inside")
 
 ModelName = Annotated[
     str,
@@ -73,7 +67,7 @@ ModelName = Annotated[
 
 Debug = Annotated[
     bool,
-    _option("Looking inside", "Show the traceback of an error.", "--debug"),
+    _look("Show the traceback of an error.", "--debug"),
 ]
 
 
@@ -123,12 +117,11 @@ class Tracing:
 
     trace: Annotated[
         Path | None,
-        _option("Looking inside", "Write a trace of every node here.", "--trace", metavar="FILE"),
+        _look("Write a trace of every node here.", "--trace", metavar="FILE"),
     ] = None
     dump_graph: Annotated[
         Path | None,
-        _option(
-            "Looking inside",
+        _look(
             "Write the graph of a decode step here, as .dot, .json or .txt.",
             "--dump-graph",
             metavar="FILE",
