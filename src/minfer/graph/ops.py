@@ -38,45 +38,80 @@ def check(condition: bool, node: Node, what: str) -> None:
         raise GraphError(what, where=f"{node.op} {node.name}")
 
 
+def _features(node: Node, src: Node) -> int:
+    """The width of a source that holds activations."""
+    check(
+        src.dtype is F32 and len(src.shape) == 2,
+        node,
+        f"{src.name} is {src.dtype} {list(src.shape)}, expected f32 [rows, features]",
+    )
+    return src.shape[1]
+
+
+def _per_row(node: Node, src: Node, n_rows: int | None = None) -> int:
+    """The length of a source that holds one integer a row, which must be `n_rows` if given."""
+    expected = n_rows if n_rows is not None else "rows"
+    check(
+        src.dtype is I32 and len(src.shape) == 1 and n_rows in (None, src.shape[0]),
+        node,
+        f"{src.name} is {src.dtype} {list(src.shape)}, expected i32 [{expected}]",
+    )
+    return src.shape[0]
+
+
+def _project(node: Node, x: Node, weight: WeightSpec) -> int:
+    """Features of `x` times `weight`."""
+    n_in = _features(node, x)
+    check(len(weight.shape) == 2, node, f"the weight has shape {weight.shape}, expected a matrix")
+    check(
+        n_in == weight.shape[0],
+        node,
+        f"the input has {n_in} features, the weight takes {weight.shape[0]}",
+    )
+    return weight.shape[1]
+
+
+def _single(node: Node, single_rows: int, n_rows: int) -> None:
+    check(0 <= single_rows <= n_rows, node, f"single_rows {single_rows} of {n_rows}")
+
+
+def _state(node: Node, states: States, name: str) -> KVSpec:
+    check(name in states, node, f"unknown state {name!r}")
+    return states[name]
+
+
 def _input(node: Node, srcs: Sequence[Node], weights: Weights, states: States) -> Shape:
+    check(all(n > 0 for n in node.shape), node, f"shape {list(node.shape)} holds nothing")
     return node.shape
 
 
 def _embed(node: Node, srcs: Sequence[Node], weights: Weights, states: States) -> Shape:
-    check(srcs[0].dtype is I32, node, f"token ids are {srcs[0].dtype}, expected i32")
+    n_rows = _per_row(node, srcs[0])
     check(len(weights[0].shape) == 2, node, f"the table has shape {weights[0].shape}")
-    return (*srcs[0].shape, weights[0].shape[0])
+    return (n_rows, weights[0].shape[0])
 
 
 def _matmul(node: Node, srcs: Sequence[Node], weights: Weights, states: States) -> Shape:
     attrs = node.attrs
     assert isinstance(attrs, MatMulAttrs)
-    out = (srcs[0].shape[0], _project(node, srcs[0], weights[0]))
+    n_out = _project(node, srcs[0], weights[0])
+    out = (srcs[0].shape[0], n_out)
     check(len(weights) == 1 + attrs.bias, node, f"{len(weights)} weights, bias={attrs.bias}")
     check(len(srcs) == 1 + attrs.residual, node, f"{len(srcs)} srcs, residual={attrs.residual}")
     if attrs.bias:
         check(weights[1].shape == out[1:], node, f"bias has shape {weights[1].shape}")
     if attrs.residual:
         check(srcs[1].shape == out, node, f"residual has shape {srcs[1].shape}, not {out}")
-    check(0 <= attrs.single_rows <= out[0], node, f"single_rows {attrs.single_rows} of {out[0]}")
+    _single(node, attrs.single_rows, out[0])
     return out
-
-
-def _project(node: Node, x: Node, weight: WeightSpec) -> int:
-    check(len(weight.shape) == 2, node, f"the weight has shape {weight.shape}, expected a matrix")
-    check(
-        x.shape[1] == weight.shape[0],
-        node,
-        f"the input has {x.shape[1]} features, the weight takes {weight.shape[0]}",
-    )
-    return weight.shape[1]
 
 
 def _norm(node: Node, srcs: Sequence[Node], weights: Weights, states: States) -> Shape:
     attrs = node.attrs
     assert isinstance(attrs, NormAttrs)
+    width = _features(node, srcs[0])
     check(weights[0].shape == (attrs.width,), node, f"weight {weights[0].shape}, {attrs.width}")
-    check(srcs[0].shape[1] % attrs.width == 0, node, f"{srcs[0].shape[1]} % {attrs.width} != 0")
+    check(attrs.width > 0 and width % attrs.width == 0, node, f"{width} % {attrs.width} != 0")
     return srcs[0].shape
 
 
@@ -84,7 +119,9 @@ def _rope(node: Node, srcs: Sequence[Node], weights: Weights, states: States) ->
     attrs = node.attrs
     assert isinstance(attrs, RopeAttrs)
     width = attrs.n_heads * attrs.head_dim
-    check(srcs[0].shape[1] == width, node, f"{srcs[0].shape[1]} features, expected {width}")
+    found = _features(node, srcs[0])
+    check(found == width, node, f"{found} features, expected {width}")
+    _per_row(node, srcs[1], srcs[0].shape[0])
     check(2 * len(attrs.rope.inv_freq) <= attrs.head_dim, node, "more frequencies than pairs")
     return srcs[0].shape
 
@@ -92,49 +129,78 @@ def _rope(node: Node, srcs: Sequence[Node], weights: Weights, states: States) ->
 def _kv_store(node: Node, srcs: Sequence[Node], weights: Weights, states: States) -> Shape:
     attrs = node.attrs
     assert isinstance(attrs, KVStoreAttrs)
-    check(attrs.state in states, node, f"unknown state {attrs.state}")
-    width = states[attrs.state].n_kv_heads * states[attrs.state].head_dim
+    state = _state(node, states, attrs.state)
+    width = state.n_kv_heads * state.head_dim
     for src in srcs[:2]:
-        check(src.shape[1] == width, node, f"{src.name} has {src.shape[1]} features, not {width}")
+        found = _features(node, src)
+        check(found == width, node, f"{src.name} has {found} features, not {width}")
+        _per_row(node, srcs[2], src.shape[0])
     return (0,)
 
 
 def _attention(node: Node, srcs: Sequence[Node], weights: Weights, states: States) -> Shape:
     attrs = node.attrs
     assert isinstance(attrs, AttentionAttrs)
-    check(attrs.state in states, node, f"unknown state {attrs.state}")
-    width = attrs.n_heads * attrs.head_dim
-    check(srcs[0].shape[1] == width, node, f"q has {srcs[0].shape[1]} features, not {width}")
+    state = _state(node, states, attrs.state)
+    heads = (attrs.n_kv_heads, attrs.head_dim)
+    expected = (state.n_kv_heads, state.head_dim)
+    check(heads == expected, node, f"heads of k are {heads}, of {attrs.state} {expected}")
     check(attrs.n_heads % attrs.n_kv_heads == 0, node, "n_heads is no multiple of n_kv_heads")
-    return srcs[0].shape
+    q, positions, seqs, table = srcs[:4]
+    width = attrs.n_heads * attrs.head_dim
+    found = _features(node, q)
+    check(found == width, node, f"q has {found} features, not {width}")
+    for src in (positions, seqs):
+        _per_row(node, src, q.shape[0])
+    check(table.dtype is I32 and len(table.shape) == 2, node, f"{table.name} is no page table")
+    _single(node, attrs.single_rows, q.shape[0])
+    return q.shape
 
 
 def _same(node: Node, srcs: Sequence[Node], weights: Weights, states: States) -> Shape:
-    for src in srcs[1:]:
+    for src in srcs:
+        _features(node, src)
         check(src.shape == srcs[0].shape, node, f"shapes {srcs[0].shape} and {src.shape} differ")
     return srcs[0].shape
 
 
 def _rows(node: Node, srcs: Sequence[Node], weights: Weights, states: States) -> Shape:
-    return (*srcs[1].shape, *srcs[0].shape[1:])
+    return (_per_row(node, srcs[1]), _features(node, srcs[0]))
 
 
 def _fused_ffn(node: Node, srcs: Sequence[Node], weights: Weights, states: States) -> Shape:
+    attrs = node.attrs
+    assert isinstance(attrs, FusedFFNAttrs)
     widths = [_project(node, srcs[0], w) for w in weights]
     check(widths[0] == widths[1], node, f"gate and up have widths {widths}")
+    _single(node, attrs.single_rows, srcs[0].shape[0])
     return (srcs[0].shape[0], widths[0])
 
 
 def _fused_qkv(node: Node, srcs: Sequence[Node], weights: Weights, states: States) -> Shape:
     attrs = node.attrs
     assert isinstance(attrs, FusedQKVAttrs)
-    check(attrs.state in states, node, f"unknown state {attrs.state}")
-    heads = (attrs.n_heads, attrs.n_kv_heads, attrs.n_kv_heads)
-    for weight, n in zip(weights, heads, strict=False):
-        check(_project(node, srcs[0], weight) == n * attrs.head_dim, node, "projection width")
-    expected = 3 + 3 * attrs.bias + 2 * (attrs.norm_eps is not None)
-    check(len(weights) == expected, node, f"{len(weights)} weights, expected {expected}")
-    return (srcs[0].shape[0], attrs.n_heads * attrs.head_dim)
+    state = _state(node, states, attrs.state)
+    heads = (attrs.n_kv_heads, attrs.head_dim)
+    expected = (state.n_kv_heads, state.head_dim)
+    check(heads == expected, node, f"heads of k are {heads}, of {attrs.state} {expected}")
+    n_weights = 3 + 3 * attrs.bias + 2 * (attrs.norm_eps is not None)
+    check(len(weights) == n_weights, node, f"{len(weights)} weights, expected {n_weights}")
+    widths = [n * attrs.head_dim for n in (attrs.n_heads, attrs.n_kv_heads, attrs.n_kv_heads)]
+    for weight, width in zip(weights[:3], widths, strict=True):
+        found = _project(node, srcs[0], weight)
+        check(found == width, node, f"a projection gives {found} features, not {width}")
+    if attrs.bias:
+        for weight, width in zip(weights[3:6], widths, strict=True):
+            check(weight.shape == (width,), node, f"a bias has shape {weight.shape}, not {width}")
+    if attrs.norm_eps is not None:
+        for weight in weights[-2:]:
+            check(weight.shape == (attrs.head_dim,), node, f"a norm has shape {weight.shape}")
+    n_rows = srcs[0].shape[0]
+    for src in srcs[1:]:
+        _per_row(node, src, n_rows)
+    _single(node, attrs.single_rows, n_rows)
+    return (n_rows, widths[0])
 
 
 Rule = Callable[[Node, Sequence[Node], Weights, States], Shape]

@@ -55,4 +55,4 @@ def _verify_order(graph: Graph) -> None:
             writers[state] = node.id
         elif node.op == "attention":
             check(state in writers, node, f"{state} is read before it is written")
-            check(writers[state] in node.srcs, node, "`after` is not the writer of the state")
+            check(node.srcs[4] == writers[state], node, "`after` is not the writer of the state")

@@ -21,8 +21,11 @@ def embed(ids: I32, table: F32, scale: float) -> F32:
 
 
 def matmul(x: F32, weight: F32, bias: F32 | None = None, residual: F32 | None = None) -> F32:
-    """`x @ weight.T + bias + residual`; weight [n_out, n_in]."""
-    y = x @ weight.T
+    """`x @ weight.T + bias + residual`; weight [n_out, n_in].
+
+    Each row is a product of its own: those of a whole matrix depend on how many rows it has.
+    """
+    y = np.matmul(weight, x[:, :, None])[:, :, 0]
     if bias is not None:
         y = y + bias
     if residual is not None:
