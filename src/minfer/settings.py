@@ -118,17 +118,20 @@ class Settings:
             if not name.startswith(PREFIX):
                 continue
             if name not in rows:
-                close = difflib.get_close_matches(name, rows, n=1)
+                short = name.removeprefix(PREFIX).lower()
+                close = difflib.get_close_matches(short, [f.name for f in ROWS], n=1)
                 raise SettingsError(
                     f"unknown setting with value {text!r}",
                     where=name,
-                    remedy=f"Did you mean {close[0]}?" if close else "See docs/settings.md",
+                    remedy=f"Did you mean {PREFIX}{close[0].upper()}?"
+                    if close
+                    else "See docs/settings.md",
                 )
             try:
                 values[rows[name].name] = rows[name].metadata["parse"](text)
             except ValueError as error:
                 raise SettingsError(f"value {text!r} is unusable: {error}", where=name) from None
-        return Settings(**values, **_conventions(env))
+        return Settings(**(_conventions(env) | values))
 
     @property
     def cache(self) -> Path:
@@ -144,13 +147,21 @@ def _conventions(env: Mapping[str, str]) -> dict[str, Any]:
         "xdg_cache": xdg,
         "hf_hub_cache": Path(env.get("HF_HUB_CACHE") or hf_home / "hub"),
         "ollama_models": Path(env.get("OLLAMA_MODELS") or home / ".ollama" / "models"),
-        "hf_token": env.get("HF_TOKEN") or None,
+        "hf_token": env.get("HF_TOKEN") or _saved_token(hf_home),
     }
+    if env.get("HF_HUB_OFFLINE", "").lower() in ("1", "true", "yes", "on"):
+        found["offline"] = True
     if env.get("HF_ENDPOINT"):
         found["hf_endpoint"] = env["HF_ENDPOINT"].rstrip("/")
     if env.get("OLLAMA_REGISTRY"):
         found["ollama_registry"] = env["OLLAMA_REGISTRY"].rstrip("/")
     return found
+
+
+def _saved_token(hf_home: Path) -> str | None:
+    """The token that `hf auth login` leaves."""
+    path = hf_home / "token"
+    return path.read_text().strip() or None if path.is_file() else None
 
 
 ROWS = tuple(f for f in fields(Settings) if "parse" in f.metadata)
