@@ -1,0 +1,16 @@
+"""The CPU backend: C++ kernels for AVX-512, AVX2, NEON and plain processors, chosen at run time."""
+
+from minfer.backends.cpu.backend import CpuBackend
+from minfer.settings import Settings
+
+
+def create(settings: Settings) -> CpuBackend:
+    """Make the CPU backend; `threads` and `cpu_isa` of the settings apply.
+
+    Raises:
+        UnsupportedError: if this processor lacks the instruction set asked for.
+    """
+    return CpuBackend(settings)
+
+
+__all__ = ["CpuBackend", "create"]
