@@ -22,9 +22,9 @@ def create(settings: Settings) -> Backend:
 
 def doctor(settings: Settings) -> dict[str, str]:
     """What was found of all that CUDA needs: a line for each part, with the remedy if missing."""
-    from minfer.backends.cuda import doctor as module
+    from minfer.backends.cuda.report import report
 
-    return module.report(settings)
+    return report(settings)
 
 
 __all__ = ["create", "doctor"]

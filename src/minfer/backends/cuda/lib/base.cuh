@@ -19,6 +19,7 @@ typedef u32 f16x2;  // two halves, the first in the low bits
 
 constexpr u32 FULL_MASK = 0xffffffffu;
 constexpr int WARP = 32;
+#define INFINITY __int_as_float(0x7f800000)
 
 // ---- programmatic dependent launch --------------------------------------------------------------
 // Every kernel calls both, in every block: `pdl_launch` first (the next kernel may start its

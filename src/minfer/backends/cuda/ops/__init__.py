@@ -1,1 +1,27 @@
 """The ops of the CUDA backend: one module an op, host side and `.cu` twin of the same name."""
+
+from minfer.backends.cuda.ops import (
+    attention,
+    elementwise,
+    embed,
+    kv_store,
+    rms_norm,
+    rope,
+    rows,
+)
+from minfer.backends.cuda.ops.base import Op
+
+OPS: dict[str, Op] = {
+    "embed": embed,
+    "rms_norm": rms_norm,
+    "rope": rope,
+    "kv_store": kv_store,
+    "attention": attention,
+    "gated": elementwise,
+    "add": elementwise,
+    "mul": elementwise,
+    "scale": elementwise,
+    "softcap": elementwise,
+    "rows": rows,
+}
+"""Op -> its module."""

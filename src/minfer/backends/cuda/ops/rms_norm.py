@@ -60,6 +60,4 @@ def _row_kernel(width: int) -> Kernel:
 
 
 def _head_kernel(width: int) -> Kernel:
-    return kernel(
-        "ops/rms_norm.cu", "head_norm", "p p p f i", WIDTH=width, THREADS=HEAD_THREADS
-    )
+    return kernel("ops/rms_norm.cu", "head_norm", "p p p f i", WIDTH=width, THREADS=HEAD_THREADS)

@@ -12,6 +12,7 @@ from minfer.backends.cuda.device import Facts
 from minfer.backends.cuda.launch import Kernel, Launch, kernel
 from minfer.backends.cuda.ops.base import Context, blocks
 from minfer.graph import Graph, Node, RopeAttrs, RopeSpec
+from minfer.graph.attrs import RopeStyle
 
 WARPS = 4
 MAX_HEAD_DIM = 512
@@ -57,10 +58,13 @@ def defines(head_dim: int, rope: RopeSpec) -> dict[str, int]:
 
 def kernels(facts: Facts) -> Sequence[Kernel]:
     """Head sizes and styles of the supported architectures."""
-    return [
-        _kernel(head_dim, RopeSpec(style, (1.0,) * (head_dim // 2)))
-        for head_dim, style in ((64, "neox"), (80, "interleaved"), (128, "neox"), (256, "neox"))
-    ]
+    variants: tuple[tuple[int, RopeStyle], ...] = (
+        (64, "neox"),
+        (80, "interleaved"),
+        (128, "neox"),
+        (256, "neox"),
+    )
+    return [_kernel(d, RopeSpec(style, (1.0,) * (d // 2))) for d, style in variants]
 
 
 def _kernel(head_dim: int, rope: RopeSpec) -> Kernel:

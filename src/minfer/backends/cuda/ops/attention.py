@@ -1,0 +1,39 @@
+"""Attention over a KV state: which kernel takes which rows. Single rows go to the split kernel,
+rows of a chunk to the tiled one; a row's kernel never depends on how many rows there are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from minfer.backends.cuda.device import Facts
+from minfer.backends.cuda.launch import Kernel, Launch
+from minfer.backends.cuda.ops import attention_decode, attention_prefill
+from minfer.backends.cuda.ops.base import Context
+from minfer.graph import AttentionAttrs, Graph, Node
+
+HEAD_DIMS = (64, 80, 96, 128, 256)
+
+
+def supports(node: Node, graph: Graph) -> str | None:
+    """The head sizes of `HEAD_DIMS`, any grouping of heads."""
+    assert isinstance(node.attrs, AttentionAttrs)
+    if node.attrs.head_dim not in HEAD_DIMS:
+        sizes = ", ".join(map(str, HEAD_DIMS))
+        return f"heads of {node.attrs.head_dim} features; there are kernels for {sizes}"
+    return None
+
+
+def lower(node: Node, ctx: Context) -> list[Launch]:
+    """The rows of each kind by their kernel; with MINFER_NO_FA_PREFILL all by the split kernel."""
+    assert isinstance(node.attrs, AttentionAttrs)
+    rows, single = node.shape[0], node.attrs.single_rows
+    if ctx.settings.no_fa_prefill:
+        return attention_decode.launches(node, ctx, 0, rows)
+    launches = attention_decode.launches(node, ctx, 0, single)
+    return launches + attention_prefill.launches(node, ctx, single, rows)
+
+
+def kernels(facts: Facts) -> Sequence[Kernel]:
+    """Every head size and type of both kernels."""
+    return [*attention_decode.kernels(HEAD_DIMS), *attention_prefill.kernels(HEAD_DIMS)]

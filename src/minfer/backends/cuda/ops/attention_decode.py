@@ -1,0 +1,87 @@
+"""Host side of the split attention kernel: scratch, geometry, how many splits."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from minfer.backends.cuda.kv import KIND
+from minfer.backends.cuda.launch import Kernel, Launch, kernel
+from minfer.backends.cuda.ops.base import Context, blocks
+from minfer.dtypes import DType
+from minfer.graph import AttentionAttrs, Node
+
+THREADS = 128
+WARPS = 4
+TILE = 8  # query heads of one work item
+MAX_ROWS = 64  # of one launch, so that the parts' scratch stays small
+BLOCKS_PER_SM = 3
+
+
+def n_splits(n_tiles: int) -> int:
+    """Most parts a row's keys are cut into, for `n_tiles` (kv head, head tile) pairs a row.
+
+    About one block a multiprocessor for a single row; a function of the model alone, so that a
+    row's parts never depend on its batch mates or on the card.
+    """
+    return next(n for n in (16, 32, 64) if n * n_tiles >= 128 or n == 64)
+
+
+def launches(node: Node, ctx: Context, first: int, end: int) -> list[Launch]:
+    """Attention of rows [first, end), in launches of at most `MAX_ROWS`."""
+    attrs = node.attrs
+    assert isinstance(attrs, AttentionAttrs)
+    state = ctx.states[attrs.state]
+    group = attrs.n_heads // attrs.n_kv_heads
+    tiles = attrs.n_kv_heads * blocks(group, TILE)
+    splits = n_splits(tiles)
+    record = TILE * (attrs.head_dim + 2) * 4
+    made = _kernel(attrs.head_dim, group, state.spec.dtype, splits, attrs.softcap)
+    max_pages = ctx.graph.nodes[node.srcs[3]].shape[1]
+    result = []
+    for start in range(first, end, MAX_ROWS):
+        rows = min(MAX_ROWS, end - start)
+        args = (
+            ctx.src(node, 0) + start * node.shape[1] * 4,
+            *state.addresses,
+            ctx.src(node, 1) + start * 4,
+            ctx.src(node, 2) + start * 4,
+            ctx.src(node, 3),
+            ctx.out(node) + start * node.shape[1] * 4,
+            ctx.scratch(rows * tiles * splits * record),
+            ctx.counters(rows * tiles),
+            rows,
+            attrs.n_kv_heads,
+            max_pages,
+            attrs.window,
+            attrs.scale,
+            attrs.softcap,
+        )
+        n_blocks = min(rows * tiles * splits, ctx.facts.n_sms * BLOCKS_PER_SM)
+        shared = shared_bytes(attrs.head_dim, splits)
+        result.append(Launch(made, (n_blocks, 1, 1), THREADS, args, shared))
+    return result
+
+
+def shared_bytes(head_dim: int, splits: int) -> int:
+    """Size of the kernel's `Shared`."""
+    queries = blocks(head_dim, 32) * 2 * 32 * 16
+    warps = WARPS * TILE * (head_dim + 2) * 4
+    return queries + warps + splits * TILE * 4 + (MAX_ROWS + 1) * 4 + 12
+
+
+def kernels(head_dims: Iterable[int]) -> Sequence[Kernel]:
+    """Every head size and type, with and without the cap."""
+    return [_kernel(d, 7, dtype, 32, cap) for d in head_dims for dtype in KIND for cap in (0, 50)]
+
+
+def _kernel(head_dim: int, group: int, dtype: DType, splits: int, softcap: float) -> Kernel:
+    return kernel(
+        "ops/attention_decode.cu",
+        "attention_decode",
+        "p p p p p p p p p p p i i i i f f",
+        HD=head_dim,
+        GROUP=group,
+        KV=KIND[dtype],
+        SPLITS=splits,
+        SOFTCAP=int(softcap != 0),
+    )

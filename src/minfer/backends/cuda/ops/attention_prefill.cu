@@ -1,0 +1,297 @@
+// Attention of many rows over the KV cache, in the manner of FlashAttention: a tile of queries stays
+// in registers, keys and values stream through shared memory, the softmax is kept running.
+//
+//   y[h] = sum_j p_j v_j,  p = softmax(scale * q[h] . k_j),  j <= position, j > position - window
+//
+// Shapes:  q, y f32 [rows][n_heads][HD]; positions, seqs i32 [rows]; page_table i32 [slots]
+//          [max_pages], key j of slot s in cell page_table[s][j / 64] * 64 + j % 64; planes as kv.py.
+// Who:     grid (tiles, kv heads). A tile is 64 consecutive (row, query head of the kv head) pairs,
+//          so the heads of a GQA group share every key that is loaded; 4 warps of 16 pairs. Keys
+//          pass in tiles of KEYS, two in flight (f16), or converted to halves on the way (q8_0,
+//          f32). Rows of several sequences may share a tile: the tile walks the keys of each run of
+//          rows in turn, the other rows masked, which changes nothing in them, so a row's result
+//          does not depend on where it stands. Late tiles start first: they have the most keys.
+// Floor:   4 * HD flops a query and key on the tensor cores; memory is far below.
+// Limits:  HD 64, 80, 96, 128, 256; any GROUP.
+// Numerics: q, k, v and p in halves (q rounded before scaling, |q| <= 65504), sums and softmax in
+//          f32. Masked keys count exactly 0; keys past a run's last are never read, but filled with
+//          zeros; the first tile needs no rescaling, and rescaling by 1 is skipped; a row without
+//          keys gives 0.
+// Macros:  HD, GROUP (query heads a kv head), KV, SOFTCAP (0/1).
+#include "lib/attention.cuh"
+
+constexpr int WARPS = 4, THREADS = WARPS * WARP, ROWS = WARPS * 16;
+constexpr int KEYS = HD <= 128 ? 64 : 32;  // a tile of keys lies within one page
+constexpr int STRIDE = HD + 8;             // halves a row in shared memory: no bank conflicts
+constexpr int TILE = KEYS * STRIDE;
+constexpr int STAGES = KV == KV_F16 ? 2 : 1;
+constexpr bool Q_IN_REGISTERS = HD <= 128;
+constexpr int STEPS = HD / 16;  // of 16 head features
+
+struct Planes {
+    const u8 *k, *v;
+    const f16 *k_scales, *v_scales;
+};
+
+// Rows [first, end) of one sequence, and the range of their positions.
+struct Run {
+    int first, end, lowest, highest;
+};
+
+// The run that starts at row `first`; empty at a padded row. Every warp finds the same.
+DEVICE Run find_run(int first, int limit, const i32* positions, const i32* seqs) {
+    Run run = {first, first, 0x7fffffff, -1};
+    int seq = seqs[first];
+    for (bool open = true; open && run.end < limit;) {
+        int row = run.end + threadIdx.x % WARP;
+        int position = row < limit ? positions[row] : -1;
+        bool same = position >= 0 && seqs[row] == seq;
+        u32 others = ~__ballot_sync(FULL_MASK, same);
+        int n = others ? __ffs(others) - 1 : WARP;
+        open = n == WARP;
+        bool mine = threadIdx.x % WARP < n;
+        int low = mine ? position : 0x7fffffff, high = mine ? position : -1;
+#pragma unroll
+        for (int offset = 16; offset; offset /= 2) {
+            low = min(low, __shfl_xor_sync(FULL_MASK, low, offset));
+            high = max(high, __shfl_xor_sync(FULL_MASK, high, offset));
+        }
+        run.lowest = min(run.lowest, low);
+        run.highest = max(run.highest, high);
+        run.end += n;
+    }
+    return run;
+}
+
+// Eight cached values at feature `d` of row `row`, as halves.
+DEVICE uint4 convert8(const u8* plane, const f16* scales, i64 row, int d) {
+    if constexpr (KV == KV_Q8_0) {
+        constexpr int group = scale_group(HD);
+        uint2 w = *(const uint2*)(plane + row * HD + d);
+        f16 scale = scales[row * (HD / group) + d / group];
+        f16x2 both = join_f16(scale, scale);
+        return make_uint4(bytes_to_f16(w.x, 0, both), bytes_to_f16(w.x, 1, both),
+                          bytes_to_f16(w.y, 0, both), bytes_to_f16(w.y, 1, both));
+    } else {
+        const float4* p = (const float4*)((const float*)plane + row * HD + d);
+        float4 a = p[0], b = p[1];
+        return make_uint4(pack_f16(a.x, a.y), pack_f16(a.z, a.w), pack_f16(b.x, b.y),
+                          pack_f16(b.z, b.w));
+    }
+}
+
+// Bring a tile of K and V, from cache row `base` on, into shared memory; keys outside of
+// [low, high] become zeros.
+DEVICE void load_tile(f16* k, f16* v, const Planes& planes, i64 base, int first_key, int low,
+                      int high) {
+#pragma unroll 4
+    for (int i = threadIdx.x; i < KEYS * HD / 8; i += THREADS) {
+        int key = i / (HD / 8), d = i % (HD / 8) * 8;
+        bool seen = first_key + key >= low && first_key + key <= high;
+        f16 *to_k = k + key * STRIDE + d, *to_v = v + key * STRIDE + d;
+        if constexpr (KV == KV_F16) {
+            i64 at = ((base + key) * HD + d) * 2;
+            copy16_async(to_k, planes.k + at, seen ? 16 : 0);
+            copy16_async(to_v, planes.v + at, seen ? 16 : 0);
+        } else {
+            uint4 zero = make_uint4(0, 0, 0, 0);
+            *(uint4*)to_k = seen ? convert8(planes.k, planes.k_scales, base + key, d) : zero;
+            *(uint4*)to_v = seen ? convert8(planes.v, planes.v_scales, base + key, d) : zero;
+        }
+    }
+}
+
+// What a warp's lane keeps of its two rows, g and g + 8 of the warp's 16.
+struct State {
+    float out[HD / 8][4];
+    float top[2], total[2];  // in base 2, scaled; the total is this lane's share
+};
+
+// Scores of a warp's 16 queries and KEYS keys.
+DEVICE void multiply_keys(float (&s)[KEYS / 8][4], const u32 (&q)[STEPS][4], const f16* q_shared,
+                          const f16* k) {
+    int lane = threadIdx.x % WARP, matrix = lane / 8, r = lane % 8;
+    u32 at = shared_address(k + (8 * (matrix / 2) + r) * STRIDE + 8 * (matrix % 2));
+    u32 q_at = Q_IN_REGISTERS ? 0
+                              : shared_address(q_shared + (8 * (matrix % 2) + r) * STRIDE +
+                                               8 * (matrix / 2));
+#pragma unroll
+    for (int step = 0; step < STEPS; step++) {
+        u32 a[4];
+        if constexpr (Q_IN_REGISTERS) {
+#pragma unroll
+            for (int i = 0; i < 4; i++) a[i] = q[step][i];
+        } else {
+            load_matrix4(a, q_at + 32 * step);
+        }
+#pragma unroll
+        for (int n = 0; n < KEYS / 16; n++) {
+            u32 b[4];
+            load_matrix4(b, at + (16 * n * STRIDE + 16 * step) * 2);
+            mma_f16(s[2 * n], a[0], a[1], a[2], a[3], b[0], b[1]);
+            mma_f16(s[2 * n + 1], a[0], a[1], a[2], a[3], b[2], b[3]);
+        }
+    }
+}
+
+// Turn scores into probabilities against the running maximum, rescaling what was summed before.
+DEVICE void softmax(float (&s)[KEYS / 8][4], State& state, float factor, bool fresh) {
+    float decay[2];
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+        float best = -INFINITY;
+#pragma unroll
+        for (int n = 0; n < KEYS / 8; n++)
+            best = fmaxf(best, fmaxf(s[n][2 * r], s[n][2 * r + 1]));
+        best = fmaxf(best, __shfl_xor_sync(FULL_MASK, best, 1));
+        best = fmaxf(best, __shfl_xor_sync(FULL_MASK, best, 2));
+        float next = fmaxf(state.top[r], best * factor);
+        float base = next == -INFINITY ? 0.0f : next;  // no key seen yet: 2^(-inf - 0) is 0
+        decay[r] = exp2_of(state.top[r] - base);
+        state.top[r] = next;
+        float sum = 0.0f;
+#pragma unroll
+        for (int n = 0; n < KEYS / 8; n++)
+#pragma unroll
+            for (int i = 2 * r; i < 2 * r + 2; i++) {
+                s[n][i] = exp2_of(__fmaf_rn(s[n][i], factor, -base));
+                sum += s[n][i];
+            }
+        state.total[r] = state.total[r] * decay[r] + sum;
+    }
+    if (fresh || !__any_sync(FULL_MASK, decay[0] != 1.0f || decay[1] != 1.0f)) return;
+#pragma unroll
+    for (int n = 0; n < HD / 8; n++)
+#pragma unroll
+        for (int i = 0; i < 4; i++) state.out[n][i] *= decay[i / 2];
+}
+
+// Add probabilities times values.
+DEVICE void multiply_values(State& state, const float (&s)[KEYS / 8][4], const f16* v) {
+    int lane = threadIdx.x % WARP, matrix = lane / 8, r = lane % 8;
+    u32 at = shared_address(v + (8 * (matrix % 2) + r) * STRIDE + 8 * (matrix / 2));
+#pragma unroll
+    for (int step = 0; step < KEYS / 16; step++) {
+        u32 a0 = pack_f16(s[2 * step][0], s[2 * step][1]);
+        u32 a1 = pack_f16(s[2 * step][2], s[2 * step][3]);
+        u32 a2 = pack_f16(s[2 * step + 1][0], s[2 * step + 1][1]);
+        u32 a3 = pack_f16(s[2 * step + 1][2], s[2 * step + 1][3]);
+#pragma unroll
+        for (int n = 0; n < HD / 16; n++) {
+            u32 b[4];
+            load_transposed4(b, at + (16 * step * STRIDE + 16 * n) * 2);
+            mma_f16(state.out[2 * n], a0, a1, a2, a3, b[0], b[1]);
+            mma_f16(state.out[2 * n + 1], a0, a1, a2, a3, b[2], b[3]);
+        }
+    }
+}
+
+KERNEL __launch_bounds__(THREADS, HD <= 128 ? 2 : 1)
+attention_prefill(const float* q, const u8* k_plane, const u8* v_plane, const f16* k_scales,
+                  const f16* v_scales, const i32* positions, const i32* seqs,
+                  const i32* page_table, float* y, int rows, int n_kv_heads, int max_pages,
+                  int window, float scale, float cap) {
+    extern __shared__ __align__(16) f16 memory[];
+    pdl_launch();
+    pdl_wait();
+    Planes planes = {k_plane, v_plane, k_scales, v_scales};
+    int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP, g = lane / 4, t = lane % 4;
+    int kv_head = blockIdx.y, first_pair = (gridDim.x - 1 - blockIdx.x) * ROWS;
+    f16* q_shared = memory + 2 * STAGES * TILE + warp * 16 * STRIDE;
+
+    // this lane's two pairs, and its queries
+    int row[2], position[2];
+    i64 at[2];
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+        int pair = first_pair + warp * 16 + g + 8 * r;
+        row[r] = pair / GROUP;
+        position[r] = row[r] < rows ? positions[row[r]] : -1;
+        at[r] = (((i64)row[r] * n_kv_heads + kv_head) * GROUP + pair % GROUP) * HD + 2 * t;
+    }
+    u32 queries[STEPS][4];
+#pragma unroll
+    for (int step = 0; step < STEPS; step++)
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            float2 x = make_float2(0.0f, 0.0f);
+            int d = 16 * step + 8 * (i / 2);
+            if (position[i % 2] >= 0) x = *(const float2*)(q + at[i % 2] + d);
+            u32 both = pack_f16(x.x, x.y);
+            if constexpr (Q_IN_REGISTERS)
+                queries[step][i] = both;
+            else
+                *(u32*)(q_shared + (g + 8 * (i % 2)) * STRIDE + d + 2 * t) = both;
+        }
+    __syncwarp();
+
+    State state = {};
+    state.top[0] = state.top[1] = -INFINITY;
+    float factor = SOFTCAP ? 1.0f : scale * LOG2E;
+    bool fresh = true;
+    int last_row = min((first_pair + ROWS - 1) / GROUP, rows - 1);
+    bool whole = first_pair + ROWS <= rows * GROUP;
+    for (int next = first_pair / GROUP; next <= last_row;) {
+        Run run = find_run(next, last_row + 1, positions, seqs);
+        if (run.end == run.first) break;  // padded rows are the last
+        bool alone = whole && run.first == first_pair / GROUP && run.end > last_row;
+        const i32* pages = page_table + (i64)seqs[run.first] * max_pages;
+        int low = window > 0 ? max(0, run.lowest - window + 1) : 0;
+        int tile = low / KEYS, last_tile = run.highest / KEYS;
+        auto issue = [&](int i, int stage) {
+            int key = i * KEYS;
+            i64 base = ((i64)pages[key / PAGE] * n_kv_heads + kv_head) * PAGE + key % PAGE;
+            f16* k = memory + 2 * stage * TILE;
+            load_tile(k, k + TILE, planes, base, key, low, run.highest);
+            if (STAGES > 1) copy_commit();
+        };
+        if (STAGES > 1) issue(tile, 0);
+        for (int stage = 0; tile <= last_tile; tile++, stage ^= STAGES - 1) {
+            if (STAGES == 1) {
+                issue(tile, 0);
+            } else if (tile < last_tile) {
+                issue(tile + 1, stage ^ 1);
+                copy_wait<1>();
+            } else {
+                copy_wait<0>();
+            }
+            __syncthreads();
+            const f16* k = memory + 2 * stage * TILE;
+            float s[KEYS / 8][4] = {};
+            multiply_keys(s, queries, q_shared, k);
+            int key = tile * KEYS;
+            bool masked = !alone || key + KEYS - 1 > run.lowest ||
+                          (window > 0 && key <= run.highest - window);
+#pragma unroll
+            for (int n = 0; n < KEYS / 8; n++)
+#pragma unroll
+                for (int i = 0; i < 4; i++) {
+                    if (SOFTCAP) s[n][i] = capped(s[n][i] * scale, cap);
+                    if (masked) {
+                        int r = i / 2, j = key + 8 * n + 2 * t + i % 2;
+                        bool seen = row[r] >= run.first && row[r] < run.end && j <= position[r] &&
+                                    (window == 0 || j > position[r] - window);
+                        if (!seen) s[n][i] = -INFINITY;
+                    }
+                }
+            softmax(s, state, factor, fresh);
+            fresh = false;
+            multiply_values(state, s, k + TILE);
+            __syncthreads();
+        }
+        next = run.end;
+    }
+
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+        float total = state.total[r];
+        total += __shfl_xor_sync(FULL_MASK, total, 1);
+        total += __shfl_xor_sync(FULL_MASK, total, 2);
+        float inverse = total > 0.0f ? 1.0f / total : 0.0f;
+        if (row[r] >= rows) continue;
+#pragma unroll
+        for (int n = 0; n < HD / 8; n++)
+            *(float2*)(y + at[r] + 8 * n) = make_float2(state.out[n][2 * r] * inverse,
+                                                        state.out[n][2 * r + 1] * inverse);
+    }
+}
