@@ -1,0 +1,19 @@
+"""Fixtures of every test: the backends to run on."""
+
+from __future__ import annotations
+
+import pytest
+
+from minfer.backends import create_backend
+from minfer.errors import BackendError
+from minfer.settings import Settings
+
+
+@pytest.fixture(params=["reference", "cpu"])
+def backend_name(request: pytest.FixtureRequest) -> str:
+    """Each backend that needs no GPU; skips where it cannot be made, with the reason."""
+    try:
+        create_backend(request.param, Settings()).close()
+    except (BackendError, ImportError) as error:
+        pytest.skip(f"no {request.param} backend: {error}")
+    return request.param

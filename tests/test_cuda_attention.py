@@ -1,0 +1,279 @@
+"""Attention on the GPU against float64 over rounded K and V: both kernels, every type and size."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+import pytest
+from cuda_harness import Runner, error
+
+from minfer.backends.cuda.kv import scale_group
+from minfer.dtypes import BY_NAME, F32
+from minfer.graph import PAGE, AttentionAttrs, GraphBuilder, KVSpec
+
+pytestmark = pytest.mark.cuda
+
+RNG = np.random.default_rng(7)
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """One attention problem: `lengths` are the positions of the single rows; `chunks` are
+    (first position, rows) of sequences with several rows; each has a slot of its own."""
+
+    head_dim: int = 128
+    n_heads: int = 8
+    n_kv_heads: int = 2
+    kv: str = "f16"
+    lengths: tuple[int, ...] = ()
+    chunks: tuple[tuple[int, int], ...] = ()
+    padding: tuple[int, int] = (0, 0)
+    window: int = 0
+    softcap: float = 0.0
+    amplitude: float = 1.0
+
+    @property
+    def positions(self) -> list[int]:
+        chunks = [p for first, n in self.chunks for p in range(first, first + n)]
+        return [*self.lengths, *[-1] * self.padding[0], *chunks, *[-1] * self.padding[1]]
+
+    @property
+    def slots(self) -> list[int]:
+        n = len(self.lengths)
+        chunks = [n + i for i, (_, rows) in enumerate(self.chunks) for _ in range(rows)]
+        return [*range(n), *[0] * self.padding[0], *chunks, *[0] * self.padding[1]]
+
+    @property
+    def ends(self) -> list[int]:
+        """Keys stored in each slot."""
+        return [p + 1 for p in self.lengths] + [first + n for first, n in self.chunks]
+
+
+def rounded(x: np.ndarray, kv: str) -> np.ndarray:
+    """K or V, [keys, heads, head_dim], as the cache's type keeps it."""
+    if kv == "f32":
+        return x.astype(np.float32).astype(np.float64)
+    if kv == "f16":
+        return x.astype(np.float16).astype(np.float64)
+    group = scale_group(x.shape[-1])
+    parts = x.astype(np.float32).reshape(*x.shape[:-1], -1, group)
+    d = np.abs(parts).max(-1, keepdims=True) / np.float32(127)
+    quants = np.rint(parts * np.where(d > 0, 1 / np.where(d > 0, d, 1), 0).astype(np.float32))
+    values = (quants * d.astype(np.float16).astype(np.float64)).reshape(x.shape)
+    return values.astype(np.float16).astype(np.float64)  # the kernels' own operand
+
+
+def reference(case: Case, q: np.ndarray, kv: list[tuple[np.ndarray, np.ndarray]]) -> np.ndarray:
+    """Float64 attention of every row, zeros for padded ones."""
+    out = np.zeros((len(q), case.n_heads, case.head_dim))
+    group = case.n_heads // case.n_kv_heads
+    for row, (position, slot) in enumerate(zip(case.positions, case.slots, strict=True)):
+        if position < 0:
+            continue
+        first = max(0, position + 1 - case.window) if case.window else 0
+        k, v = (np.repeat(x[first : position + 1], group, axis=1) for x in kv[slot])
+        s = np.einsum("hd,jhd->hj", q[row], k) / np.sqrt(case.head_dim)
+        if case.softcap:
+            s = case.softcap * np.tanh(s / case.softcap)
+        p = np.exp(s - s.max(-1, keepdims=True))
+        out[row] = np.einsum("hj,jhd->hd", p / p.sum(-1, keepdims=True), v)
+    return out.reshape(len(q), -1)
+
+
+class Problem:
+    """A case with data, its graph and its pages scattered over the cache."""
+
+    def __init__(self, backend: Any, case: Case, name: str = "kv") -> None:
+        self.case = case
+        positions, slots, ends = case.positions, case.slots, case.ends
+        n_pages = [-(-end // PAGE) for end in ends]
+        max_pages = max(n_pages) + 2
+        spare = 3
+        spec = KVSpec(name, case.n_kv_heads, case.head_dim, BY_NAME[case.kv], sum(n_pages) + spare)
+        order = iter(RNG.permutation(sum(n_pages) + spare))
+        self.table = np.full((len(ends), max_pages), -1, np.int32)
+        for slot, n in enumerate(n_pages):
+            self.table[slot, :n] = [next(order) for _ in range(n)]
+        builder = GraphBuilder({}, {name: spec})
+        width, kv_width = case.n_heads * case.head_dim, case.n_kv_heads * case.head_dim
+        keys = sum(ends)
+        q = builder.input("q", (len(positions), width), F32)
+        k = builder.input("k", (keys, kv_width), F32)
+        v = builder.input("v", (keys, kv_width), F32)
+        cells = builder.input("cells", (keys,))
+        at = builder.input("positions", (len(positions),))
+        seqs = builder.input("seqs", (len(positions),))
+        table = builder.input("page_table", self.table.shape)
+        builder.input("counts", (3,))
+        store = builder.kv_store(k, v, cells, name, "store")
+        attrs = AttentionAttrs(
+            state=name,
+            n_heads=case.n_heads,
+            n_kv_heads=case.n_kv_heads,
+            head_dim=case.head_dim,
+            scale=case.head_dim**-0.5,
+            single_rows=len(case.lengths) + case.padding[0],
+            window=case.window,
+            softcap=case.softcap,
+        )
+        out = builder.attention(q, at, seqs, table, store, attrs, "attention")
+        graph = builder.build(out)
+        backend.add_state(spec)
+        self._poison_cache(backend, spec)
+        self.runner = Runner(backend, graph)
+        self.q = RNG.standard_normal((len(positions), width)) * case.amplitude
+        self.kv = [
+            tuple(
+                RNG.standard_normal((end, case.n_kv_heads, case.head_dim)) * scale
+                for scale in (case.amplitude, 1.0)
+            )
+            for end in ends
+        ]
+        cell = [
+            self.table[slot, j // PAGE] * PAGE + j % PAGE
+            for slot, end in enumerate(ends)
+            for j in range(end)
+        ]
+        self.runner.poison()
+        self.runner.upload(
+            q=self.q,
+            k=np.concatenate([k.reshape(len(k), -1) for k, _ in self.kv]),
+            v=np.concatenate([v.reshape(len(v), -1) for _, v in self.kv]),
+            cells=cell,
+            positions=positions,
+            seqs=slots,
+            page_table=self.table,
+            counts=[len(case.lengths), sum(n for _, n in case.chunks), 0],
+        )
+        self.runner.program()
+        self.out = self.runner.result()
+
+    @staticmethod
+    def _poison_cache(backend: Any, spec: KVSpec) -> None:
+        # NaN in every cell of every plane; all ones is NaN for floats and halves alike
+        for page in range(spec.n_pages):
+            size = len(backend.read_page(spec.name, page))
+            backend.write_page(spec.name, page, b"\xff" * size)
+
+    def expected(self) -> np.ndarray:
+        """What float64 says, over the operands as the kernels see them."""
+        case = self.case
+        q = self.q.astype(np.float32).astype(np.float64)
+        single = len(case.lengths) + case.padding[0]
+        q[single:] = q[single:].astype(np.float16)  # the tiled kernel rounds queries
+        kv = []
+        for k, v in self.kv:
+            k, v = rounded(k, case.kv), rounded(v, case.kv)
+            kv.append((k, v))
+        if case.kv == "f32" and case.chunks:
+            kv = [(k.astype(np.float16) * 1.0, v.astype(np.float16) * 1.0) for k, v in kv]
+            kv = [(k.astype(np.float64), v.astype(np.float64)) for k, v in kv]
+        return reference(case, q.reshape(len(q), case.n_heads, case.head_dim), kv)
+
+
+TYPES = ("f32", "f16", "q8_0")
+LENGTHS = (0, 1, 15, 16, 63, 64, 65, 127, 300, 1023, 1024, 2047, 2048, 2049, 4200)
+
+
+@pytest.mark.parametrize("kv", TYPES)
+@pytest.mark.parametrize("head_dim", [64, 80, 96, 128, 256])
+def test_single_rows(gpu: Any, head_dim: int, kv: str) -> None:
+    case = Case(head_dim=head_dim, kv=kv, lengths=LENGTHS, padding=(1, 0))
+    problem = Problem(gpu, case)
+    assert error(problem.out, problem.expected()) < 2e-5
+
+
+@pytest.mark.parametrize(
+    "n_heads, n_kv_heads", [(4, 4), (14, 2), (28, 4), (12, 1), (32, 2), (9, 3)]
+)
+def test_any_grouping_of_heads(gpu: Any, n_heads: int, n_kv_heads: int) -> None:
+    case = Case(
+        head_dim=64, n_heads=n_heads, n_kv_heads=n_kv_heads, lengths=(70, 500), chunks=((60, 90),)
+    )
+    problem = Problem(gpu, case)
+    assert error(problem.out, problem.expected()) < 5e-4
+
+
+@pytest.mark.parametrize("kv", TYPES)
+@pytest.mark.parametrize("head_dim", [64, 80, 96, 128, 256])
+def test_chunks_of_several_sequences(gpu: Any, head_dim: int, kv: str) -> None:
+    chunks = ((0, 2), (0, 70), (100, 33), (63, 1), (64, 5), (1000, 129))
+    problem = Problem(gpu, Case(head_dim=head_dim, kv=kv, chunks=chunks, padding=(0, 15)))
+    assert error(problem.out, problem.expected()) < 5e-4
+
+
+@pytest.mark.parametrize("window", [1, 16, 63, 64, 65, 200, 5000])
+def test_windows(gpu: Any, window: int) -> None:
+    case = Case(
+        head_dim=64,
+        lengths=(0, 40, 64, 1000),
+        chunks=((0, 130), (700, 40)),
+        padding=(2, 3),
+        window=window,
+    )
+    problem = Problem(gpu, case)
+    assert error(problem.out, problem.expected()) < 5e-4
+
+
+@pytest.mark.parametrize("softcap", [5.0, 50.0])
+def test_softcap(gpu: Any, softcap: float) -> None:
+    case = Case(lengths=(5, 900), chunks=((10, 100),), softcap=softcap, amplitude=3.0)
+    problem = Problem(gpu, case)
+    assert error(problem.out, problem.expected()) < 5e-4
+
+
+@pytest.mark.parametrize("kv", ["f16", "f32"])
+def test_outliers_do_not_overflow(gpu: Any, kv: str) -> None:
+    # |q|, |k| up to 300: scores of the order of 1e5, far beyond what a half holds
+    case = Case(kv=kv, lengths=(500, 70), chunks=((0, 200),), amplitude=70.0)
+    problem = Problem(gpu, case)
+    single = len(case.lengths)
+    expected = problem.expected()
+    assert error(problem.out[single:], expected[single:]) < 1e-3
+    assert error(problem.out[:single], expected[:single]) < 1e-2  # q of 22 bits, scores of 1e4
+
+
+@pytest.mark.parametrize("kv", TYPES)
+def test_row_alone_equals_row_in_batch(gpu: Any, kv: str) -> None:
+    lengths = (0, 63, 64, 700, 1300, 4100)
+    together = Problem(gpu, Case(kv=kv, lengths=lengths, padding=(2, 0)))
+    for row in range(len(lengths)):
+        one = together.runner.graph.nodes[together.runner.graph.outputs[0]]
+        assert one.shape[0] == len(lengths) + 2
+        positions = np.full(len(lengths) + 2, -1)
+        positions[0] = lengths[row]
+        q = np.zeros_like(together.q)
+        q[0] = together.q[row]
+        seqs = np.zeros(len(positions))
+        seqs[0] = row
+        alone = together.runner(q=q, positions=positions, seqs=seqs)
+        np.testing.assert_array_equal(alone[0], together.out[row])
+
+
+def test_chunk_rows_do_not_depend_on_their_place(gpu: Any) -> None:
+    problem = Problem(gpu, Case(chunks=((300, 40), (0, 100), (64, 60))))
+    order = RNG.permutation(3)
+    first = np.cumsum([0, 40, 100, 60])
+    rows = np.concatenate([np.arange(first[i], first[i + 1]) for i in order])
+    moved = problem.runner(
+        q=problem.q[rows],
+        positions=np.array(problem.case.positions)[rows],
+        seqs=np.array(problem.case.slots)[rows],
+    )
+    np.testing.assert_array_equal(moved, problem.out[rows])
+
+
+def test_plain_attention_switch_agrees(make_gpu: Any) -> None:
+    case = Case(chunks=((0, 150), (200, 30)))
+    tiled = Problem(make_gpu(), case)
+    plain = Problem(make_gpu(no_fa_prefill=True), case)
+    assert error(plain.out, plain.expected()) < 5e-4
+    assert error(tiled.out, tiled.expected()) < 5e-4
+
+
+def test_padded_rows_give_zeros(gpu: Any) -> None:
+    problem = Problem(gpu, Case(lengths=(100,), chunks=((0, 10),), padding=(3, 9)))
+    padded = np.array(problem.case.positions) < 0
+    assert (problem.out[padded] == 0).all()

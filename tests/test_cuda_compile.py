@@ -1,0 +1,112 @@
+"""Every kernel for every architecture without a GPU: it compiles, spills nothing, fits a block."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from minfer.backends.cuda import compile as cuda_compile
+from minfer.backends.cuda import nvrtc
+from minfer.backends.cuda.compile import CubinCache, Unit, compile_cubin, inline, parse_resources
+from minfer.backends.cuda.device import Facts
+from minfer.backends.cuda.launch import Kernel
+from minfer.backends.cuda.ops import OPS
+from minfer.errors import BackendError
+
+ARCHS = ("80", "86", "89", "90a", "100a", "120a")
+MODULES = list(dict.fromkeys(OPS.values()))
+
+
+def facts(arch: str) -> Facts:
+    number = int(arch.rstrip("a"))
+    shared = {80: 163, 86: 99, 89: 99, 90: 227, 100: 227, 120: 99}[number] << 10
+    return Facts(f"sm_{arch}", divmod(number, 10), 100, shared, 40 << 20, 16 << 30)
+
+
+@pytest.fixture(scope="session")
+def compiler() -> None:
+    try:
+        nvrtc.version()
+    except BackendError as error:
+        pytest.skip(str(error))
+
+
+def test_every_source_has_a_host_side_that_names_it() -> None:
+    sources = {f"ops/{p.name}" for p in (cuda_compile.ROOT / "ops").glob("*.cu")}
+    named = {k.file for module in MODULES for k in module.kernels(facts("90a"))}
+    assert sources == named
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("arch", ARCHS)
+@pytest.mark.parametrize("module", MODULES, ids=lambda m: m.__name__.rsplit(".", 1)[1])
+def test_no_kernel_spills(compiler: None, module: object, arch: str) -> None:
+    kernels: list[Kernel] = list(module.kernels(facts(arch)))  # type: ignore[attr-defined]
+    for unit in dict.fromkeys(k.unit for k in kernels):
+        found = cuda_compile.resources(unit.file, dict(unit.defines), arch)
+        names = {k.name for k in kernels if k.unit == unit}
+        assert names <= set(found), f"{unit} lacks {names - set(found)}"
+        for name in names:
+            used = found[name]
+            assert used.spill_stores == used.spill_loads == 0, f"{unit} {name} on sm_{arch}: {used}"
+            assert used.shared <= 48 << 10
+
+
+def test_headers_are_inlined_once_and_lines_keep_their_names() -> None:
+    text = inline("ops/kv_store.cu")
+    assert text.count("constexpr int WARP = 32;") == 1
+    assert text.startswith('#line 1 "ops/kv_store.cu"')
+    assert '#line 1 "lib/base.cuh"' in text
+    assert "#include" not in text
+
+
+def test_an_error_names_file_and_line(compiler: None) -> None:
+    with pytest.raises(BackendError, match=r"ops/embed\.cu\(\d+\): error"):
+        compile_cubin("ops/embed.cu", {}, "90a")  # TYPE is not defined
+
+
+def test_cache_is_keyed_by_content_and_options(tmp_path: Path, compiler: None) -> None:
+    cache = CubinCache(tmp_path, "90a")
+    one, two = (Unit("ops/elementwise.cu", (("OP", op), ("WIDE", 1))) for op in (0, 1))
+    assert cache.path(one) != cache.path(two)
+    assert cache.path(one) != CubinCache(tmp_path, "80").path(one)
+    cubin = cache.load(one)
+    assert cubin[:4] == b"\x7fELF"
+    cache.path(one).write_bytes(b"kept")
+    assert cache.load(one) == b"kept"
+    assert not cache.path(two).exists()
+
+
+def test_many_kernels_compile_in_processes(tmp_path: Path, compiler: None) -> None:
+    cache = CubinCache(tmp_path, "90a")
+    wanted = [Unit("ops/elementwise.cu", (("OP", op), ("WIDE", 1))) for op in range(4)]
+    lines: list[str] = []
+    cache.build(wanted, lines.append)
+    assert all(cache.path(unit).exists() for unit in wanted)
+    assert len(lines) == 4
+    assert "4/4" in lines[-1]
+    assert sorted(p.suffix for p in tmp_path.iterdir()) == [".cubin"] * 4
+
+
+def test_failures_in_processes_come_back(tmp_path: Path, compiler: None) -> None:
+    cache = CubinCache(tmp_path, "90a")
+    wanted = [Unit("ops/elementwise.cu", (("OP", op),)) for op in range(4)]  # WIDE missing is 0
+    wanted.append(Unit("ops/embed.cu"))
+    with pytest.raises(BackendError, match="TYPE"):
+        cache.build(wanted)
+
+
+def test_resources_are_read_from_the_assembler() -> None:
+    log = """ptxas info    : Compiling entry function 'f' for 'sm_90a'
+ptxas info    : Function properties for f
+    16 bytes stack frame, 8 bytes spill stores, 12 bytes spill loads
+ptxas info    : Used 40 registers, used 1 barriers, 64 bytes smem
+ptxas info    : Compiling entry function 'g' for 'sm_90a'
+ptxas info    : Function properties for g
+    0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads
+ptxas info    : Used 12 registers, used 0 barriers"""
+    found = parse_resources(log)
+    assert (found["f"].registers, found["f"].spill_stores, found["f"].spill_loads) == (40, 8, 12)
+    assert (found["f"].stack, found["f"].shared) == (16, 64)
+    assert (found["g"].registers, found["g"].shared) == (12, 0)
