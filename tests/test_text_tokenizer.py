@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import time
 from itertools import pairwise
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -19,7 +20,8 @@ from text_vocabularies import (
 )
 
 from minfer.errors import TokenizerError, UnsupportedError
-from minfer.text import Tokenizer
+from minfer.gguf import open_gguf
+from minfer.text import ChatTemplate, Tokenizer
 
 # Any text but lone surrogates, which have no UTF-8 form.
 texts = st.text(st.characters(exclude_categories=["Cs"]))
@@ -215,6 +217,16 @@ def test_a_million_characters_take_under_a_second(name: str, text: str) -> None:
         seconds.append(time.process_time() - start)
     assert min(seconds) < 1.0
     assert tokenizer.decode(ids) == million
+
+
+def test_metadata_comes_from_the_reader_as_it_is() -> None:
+    path = Path(__file__).parent / "data" / "models" / "tiny-qwen2.gguf"
+    metadata = open_gguf(path).metadata
+    tokenizer = Tokenizer.from_metadata(metadata)
+    assert tokenizer.n_vocab == 512
+    assert tokenizer.decode(tokenizer.encode("Hello, 好")) == "Hello, 好"
+    text = ChatTemplate.from_metadata(metadata).render([{"role": "user", "content": "a"}])
+    assert text == "<|im_start|>user\na<|im_end|>\n<|im_start|>assistant\n"
 
 
 def test_long_runs_keep_the_ids_of_short_ones() -> None:

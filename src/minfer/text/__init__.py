@@ -1,10 +1,22 @@
-"""Strings <-> token ids: the tokenizer, the chat template, streaming text with stop strings.
+"""Strings <-> token ids: the tokenizer, the chat template, streaming text, replies taken apart.
 
 Everything here is built from a GGUF file's metadata, given as a mapping; no file is opened.
 """
 
-from minfer.text.stream import TextStream
+from minfer.text.reply import Reply, ReplyParser, ReplyStyle, parse_reply
+from minfer.text.stream import StopStrings, TextStream
 from minfer.text.template import ChatTemplate
 from minfer.text.tokenizer import Tokenizer
+from minfer.text.tools import ToolCall
 
-__all__ = ["ChatTemplate", "TextStream", "Tokenizer"]
+__all__ = [
+    "ChatTemplate",
+    "Reply",
+    "ReplyParser",
+    "ReplyStyle",
+    "StopStrings",
+    "TextStream",
+    "Tokenizer",
+    "ToolCall",
+    "parse_reply",
+]

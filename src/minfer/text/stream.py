@@ -8,7 +8,7 @@ may turn out to begin a stop string, are held back.
 from __future__ import annotations
 
 import codecs
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from minfer.errors import RequestError
 from minfer.text.tokenizer import Tokenizer
@@ -77,7 +77,12 @@ class TextStream:
     """
 
     def __init__(
-        self, tokenizer: Tokenizer, *, stop: Sequence[str] = (), skip_special: bool = True
+        self,
+        tokenizer: Tokenizer,
+        *,
+        stop: Sequence[str] = (),
+        skip_special: bool = True,
+        keep: Collection[int] = (),
     ) -> None:
         """Begin a text.
 
@@ -85,12 +90,14 @@ class TextStream:
             tokenizer: the vocabulary of the ids.
             stop: strings the text ends before.
             skip_special: leave control tokens out.
+            keep: control tokens to leave in all the same, such as the marks of tool calls.
 
         Raises:
             RequestError: a stop string is empty.
         """
         self._tokenizer = tokenizer
         self._skip_special = skip_special
+        self._keep = frozenset(keep)
         self._stops = StopStrings(stop)
         self._bytes = codecs.getincrementaldecoder("utf-8")(errors="replace")
         self._fresh = True
@@ -106,7 +113,7 @@ class TextStream:
             TokenizerError: the id is outside the vocabulary.
         """
         piece, self._fresh = self._tokenizer.piece(token, self._fresh)
-        if self._skip_special and self._tokenizer.is_control(token):
+        if self._skip_special and self._tokenizer.is_control(token) and token not in self._keep:
             return ""
         return self._stops.push(self._bytes.decode(piece))
 

@@ -1,0 +1,279 @@
+"""Tool calls in a reply: where each family of models writes them, and how.
+
+Every format is a reader (see `chars`): it passes text on as content, takes calls out of it, and
+gives back as content, unchanged, whatever looked like a call and is none. The exception is a call
+that the end of the reply cuts off after its opening tag: it is kept apart, for no user wants half
+of it on the screen.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Generator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from minfer.text.chars import END, Emit, Reader, Value, blanks, json_value, literal, through
+
+
+@dataclass(frozen=True)
+class ToolCall:
+    """One call of a function.
+
+    Attributes:
+        name: the function.
+        arguments: a JSON object, as text.
+    """
+
+    name: str
+    arguments: str
+
+
+class Tools:
+    """The functions a conversation offers, by name, with the types of their parameters."""
+
+    def __init__(self, schemas: Sequence[Mapping[str, Any]]) -> None:
+        """Take OpenAI-style schemas: `{"type": "function", "function": {"name", "parameters"}}`."""
+        functions = [schema.get("function", schema) for schema in schemas]
+        self._types = {
+            function["name"]: {
+                name: prop.get("type")
+                for name, prop in (
+                    (function.get("parameters") or {}).get("properties") or {}
+                ).items()
+                if isinstance(prop, Mapping)
+            }
+            for function in functions
+        }
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._types
+
+    def value(self, function: str, parameter: str, text: str) -> Any:
+        """Return a parameter written as bare text, by its declared type."""
+        if self._types.get(function, {}).get(parameter) == "string":
+            return text
+        try:
+            return json.loads(text)
+        except ValueError:
+            return text
+
+
+@dataclass(frozen=True)
+class Sink:
+    """Where a reader puts what it finds."""
+
+    content: Emit
+    call: Callable[[ToolCall], None]
+    unfinished: Emit
+
+
+Format = Callable[[Tools, Sink], Generator[None, str, None]]
+
+
+def call_of(value: Any) -> ToolCall | None:
+    """Return the call that a JSON value spells, None where it is something else."""
+    if not isinstance(value, dict):
+        return None
+    value = value.get("function") if isinstance(value.get("function"), dict) else value
+    name = value.get("name")
+    arguments = value.get("arguments", value.get("parameters", {}))
+    if isinstance(arguments, str):  # some models quote the object once more
+        try:
+            arguments = json.loads(arguments)
+        except ValueError:
+            return None
+    if not isinstance(name, str) or not name or not isinstance(arguments, dict):
+        return None
+    return ToolCall(name, json.dumps(arguments, ensure_ascii=False))
+
+
+def calls_of(text: str) -> list[ToolCall]:
+    """Return the calls in a JSON text, an object or an array; none if any of it is not a call."""
+    try:
+        value = json.loads(text)
+    except ValueError:
+        return []
+    calls = [call_of(item) for item in (value if isinstance(value, list) else [value])]
+    return [call for call in calls if call is not None] if all(calls) else []
+
+
+class _Content:
+    """Content without the white space next to calls, which is their layout."""
+
+    def __init__(self, sink: Sink) -> None:
+        self._sink = sink
+        self._space = ""
+        self._after_call = False
+
+    def text(self, text: str) -> None:
+        for char in text:
+            if char.isspace():
+                self._space += char
+            else:
+                self._sink.content(("" if self._after_call else self._space) + char)
+                self._space = ""
+                self._after_call = False
+
+    def calls(self, calls: list[ToolCall], *, otherwise: str, cut_off: bool) -> None:
+        """Take calls, or the text that proved to be none, or what the end of the reply left."""
+        for call in calls:
+            self._sink.call(call)
+            self._space = ""
+            self._after_call = True
+        if not calls and cut_off:
+            self._sink.unfinished(otherwise)
+        elif not calls:
+            self.text(otherwise)
+
+    def end(self) -> None:
+        if not self._after_call:
+            self._sink.content(self._space)
+
+
+def tagged(begin: str, end: str) -> Format:
+    """`<tool_call>{"name": …, "arguments": {…}}</tool_call>`, any number: Hermes, Qwen and others.
+
+    Between the tags, Qwen-Coder's `<function=name><parameter=key>value</parameter></function>` is
+    understood too. The closing tag may be missing behind a complete object.
+    """
+
+    def read(tools: Tools, sink: Sink) -> Reader[None]:
+        content = _Content(sink)
+        ahead = ""
+        while (yield from through(begin, content.text, ahead)):
+            space, char = yield from blanks()
+            opened = begin + space
+            if char == "{":
+                value = yield from json_value(char)
+                gap, char = yield from blanks(value.after)
+                closing, after = yield from literal(end, char)
+                ahead = "" if after is None else closing + after
+                content.calls(
+                    calls_of(value.text),
+                    otherwise=opened + value.text + gap + ("" if ahead else closing),
+                    cut_off=not value.complete,
+                )
+            else:
+                inner: list[str] = []
+                closed = yield from through(end, inner.append, char)
+                ahead = "" if closed else END
+                body = "".join(inner)
+                content.calls(
+                    _marked_up(body, tools),
+                    otherwise=opened + body + (end if closed else ""),
+                    cut_off=not closed,
+                )
+        content.end()
+
+    return read
+
+
+_FUNCTION = re.compile(r"<function=([^>\s]+)>(.*?)</function>", re.DOTALL)
+_PARAMETER = re.compile(r"<parameter=([^>\s]+)>\n?(.*?)\n?</parameter>", re.DOTALL)
+
+
+def _marked_up(body: str, tools: Tools) -> list[ToolCall]:
+    calls = []
+    for name, inner in _FUNCTION.findall(body):
+        arguments = {key: tools.value(name, key, text) for key, text in _PARAMETER.findall(inner)}
+        calls.append(ToolCall(name, json.dumps(arguments, ensure_ascii=False)))
+    return calls
+
+
+def mistral(tools: Tools, sink: Sink) -> Reader[None]:
+    """`[TOOL_CALLS][{"name": …, "arguments": {…}}]`, or `[TOOL_CALLS]name[ARGS]{…}` repeated."""
+    begin = "[TOOL_CALLS]"
+    content = _Content(sink)
+    ahead = ""
+    while (yield from through(begin, content.text, ahead)):
+        space, char = yield from blanks()
+        head = ""
+        while char not in ("{", END) and (head or char != "["):
+            head += char
+            char = yield
+        value = Value("", False, END) if char == END else (yield from json_value(char))
+        name = head.split("[")[0].strip()
+        text = f'{{"name": {json.dumps(name)}, "arguments": {value.text}}}' if name else value.text
+        content.calls(
+            calls_of(text), otherwise=begin + space + head + value.text, cut_off=not value.complete
+        )
+        ahead = value.after
+    content.end()
+
+
+def bare(tools: Tools, sink: Sink) -> Reader[None]:
+    """A reply that is JSON: `{"name": …, "parameters": {…}}`, or several, or an array of them.
+
+    Llama 3 may begin with `<|python_tag|>` and puts `;` between calls; Gemma and others fence the
+    JSON as a code block. Without a tag any answer in JSON looks the same, so only calls of the
+    functions on offer count, and anything else is content.
+    """
+    content = _Content(sink)
+    space, char = yield from blanks()
+    opening, kind, char = yield from _opening(char)
+    raw = space + opening
+    while kind != "text" and char in ("{", "["):
+        value = yield from json_value(char)
+        char = value.after
+        calls = calls_of(value.text)
+        if not all(call.name in tools for call in calls):
+            calls = []
+        cut_off = kind == "tag" and not value.complete
+        content.calls(calls, otherwise=raw + value.text, cut_off=cut_off)
+        raw = ""
+        if not calls:
+            break
+        _, char = yield from blanks(char)
+        if char == ";":
+            _, char = yield from blanks()
+        if kind == "fence":
+            raw, after = yield from literal("```", char)
+            if after is None:
+                kind, raw, char = "text", "", (yield)
+            else:
+                char = after
+    content.text(raw)
+    while char != END:
+        content.text(char)
+        char = yield
+    content.end()
+
+
+def _opening(char: str) -> Reader[tuple[str, str, str]]:
+    """Read what may stand before bare JSON.
+
+    Returns:
+        Its text; `tag`, `fence` or `none`, or `text` if it is neither; the character behind it.
+    """
+    if char == "<":
+        read, after = yield from literal("<|python_tag|>", char)
+        if after is not None:
+            return read, "text", after
+        space, char = yield from blanks()
+        return read + space, "tag", char
+    if char == "`":
+        read, after = yield from literal("```", char)
+        if after is not None:
+            return read, "text", after
+        while (char := (yield)) not in ("\n", END):
+            read += char
+        space, char = yield from blanks(char)
+        return read + space, "fence", char
+    return "", "none", char
+
+
+HERMES = tagged("<tool_call>", "</tool_call>")
+
+# What a chat template mentions, and the format its model then writes.
+FORMATS: tuple[tuple[str, Format], ...] = (
+    ("<tool_call>", HERMES),
+    ("[TOOL_CALLS]", mistral),
+    ("<|tool_call|>", tagged("<|tool_call|>", "<|/tool_call|>")),
+)
+
+
+def tool_format(template: str) -> Format:
+    """Return how the model of a chat template writes calls; bare JSON where it names no tag."""
+    return next((form for mark, form in FORMATS if mark in template), bare)
