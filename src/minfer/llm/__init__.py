@@ -2,6 +2,7 @@
 
 from minfer.llm.llm import LLM, Message, Progress, Prompt
 from minfer.llm.loading import file_weights
+from minfer.llm.pieces import PieceMaker
 from minfer.llm.results import Completion, ModelInfo, Piece, Usage
 
 __all__ = [
@@ -10,6 +11,7 @@ __all__ = [
     "Message",
     "ModelInfo",
     "Piece",
+    "PieceMaker",
     "Progress",
     "Prompt",
     "Usage",

@@ -19,14 +19,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from minfer.engine import Choice, Constraint, Event, SamplingParams
+from minfer.engine import Choice, Constraint, Engine, Event, SamplingParams
 from minfer.engine import Sequence as Run
 from minfer.errors import ClosedError, RequestError
 from minfer.gguf import open_gguf
 from minfer.hub import resolve
 from minfer.llm import session
 from minfer.llm.loading import make_engine, model_info
-from minfer.llm.results import Completion, Piece, Usage
+from minfer.llm.pieces import PieceMaker
+from minfer.llm.results import Completion, Piece
 from minfer.scheduler import Plan
 from minfer.settings import Settings
 from minfer.text import ChatTemplate, TextStream, Tokenizer
@@ -43,7 +44,7 @@ class _Stream:
     """A request as its caller sees it."""
 
     run: Run
-    text: TextStream
+    pieces: PieceMaker
     events: deque[Event] = field(default_factory=deque)
 
 
@@ -118,6 +119,7 @@ class LLM:
         self._streams: dict[Run, _Stream] = {}
         self._abandoned: deque[Run] = deque()
         self._closed = False
+        self._lent = False
         self.load_seconds = perf_counter() - began
 
     # -- generating -------------------------------------------------------------------------
@@ -151,7 +153,7 @@ class LLM:
                 generating.
         """
         self._check_open()
-        params = self._complete(params or SamplingParams())
+        params = self.complete(params or SamplingParams())
         ids = self.encode(prompt, chat=chat, tools=tools, **template_args)
         text = TextStream(self.tokenizer, stop=params.stop)
         with self._lock:
@@ -163,7 +165,7 @@ class LLM:
                 constraint=constraint,
                 reuse_decoded=reuse_decoded,
             )
-            stream = self._streams[run] = _Stream(run, text)
+            stream = self._streams[run] = _Stream(run, PieceMaker(text))
         return self._pieces(stream)
 
     def generate(
@@ -288,6 +290,20 @@ class LLM:
         """Tokens of context."""
         return self._engine.config.n_ctx
 
+    def lend_engine(self) -> Engine:
+        """Hand the engine to a caller that drives it alone, such as a server's thread.
+
+        Text and templates stay usable here; generating is an error from now on. The borrower
+        stops using the engine before `close`.
+
+        Raises:
+            ClosedError: if the model is closed or the engine is lent already.
+        """
+        with self._lock:
+            self._check_open()
+            self._lent = True
+        return self._engine
+
     def close(self) -> None:
         """Free all memory. Closing twice is allowed; using the model afterwards is an error."""
         if not self._closed:
@@ -323,7 +339,9 @@ class LLM:
                 event = self._next_event(stream)
                 if event.error is not None:
                     raise event.error
-                piece = self._piece(stream, event)
+                piece = stream.pieces.piece(stream.run, event)
+                if piece.stop is not None:
+                    self._abandoned.append(stream.run)
                 yield piece
                 if piece.finish_reason is not None:
                     return
@@ -332,22 +350,6 @@ class LLM:
             if stream.run.finish_reason is None:
                 # not cancelled here: a generator may be finalised in the middle of a step
                 self._abandoned.append(stream.run)
-
-    def _piece(self, stream: _Stream, event: Event) -> Piece:
-        """The text an event brings, and the end of the stream if it is one."""
-        run, choice = stream.run, event.choice
-        text = ""
-        if choice is not None and event.finish_reason != "stop":
-            text = stream.text.push(choice.token)
-        reason = event.finish_reason
-        if reason is not None and stream.text.stopped is None:
-            text += stream.text.finish()
-        if stream.text.stopped is not None:
-            reason = "stop"
-            self._abandoned.append(run)
-        if reason is None:
-            return Piece(text, choice)
-        return Piece(text, choice, reason, _usage(run), stream.text.stopped)
 
     def _next_event(self, stream: _Stream) -> Event:
         """Wait for the stream's next event, running steps for everybody meanwhile."""
@@ -364,8 +366,8 @@ class LLM:
                         owner.events.append(event)
         return stream.events.popleft()
 
-    def _complete(self, params: SamplingParams) -> SamplingParams:
-        """Fill in what depends on the vocabulary."""
+    def complete(self, params: SamplingParams) -> SamplingParams:
+        """`params` with what depends on the vocabulary filled in."""
         if params.dry_multiplier > 0.0 and not params.dry_sequence_breakers:
             ids = {t for text in DRY_BREAKERS for t in self.tokenize(text)}
             params = replace(params, dry_sequence_breakers=tuple(sorted(ids)))
@@ -374,24 +376,13 @@ class LLM:
     def _check_open(self) -> None:
         if self._closed:
             raise ClosedError("the model is closed", where="LLM")
+        if self._lent:
+            raise ClosedError("the engine belongs to a server", where="LLM")
 
 
 def partial_progress(progress: Progress) -> Callable[[int, int], None]:
     """The engine's progress callback in terms of the caller's."""
     return lambda done, total: progress("loading", done, total)
-
-
-def _usage(run: Run) -> Usage:
-    end = run.ended or perf_counter()
-    first = run.first_token or end
-    started = run.started or first
-    return Usage(
-        prompt_tokens=run.n_prompt,
-        completion_tokens=run.n_generated,
-        cached_tokens=run.n_cached,
-        prompt_seconds=first - started,
-        decode_seconds=end - first,
-    )
 
 
 def _with(settings: Settings, **changes: Any) -> Settings:
