@@ -9,6 +9,7 @@ from minfer.gguf import GGUFFile
 from minfer.models import gemma3, llama, qwen2, qwen3
 from minfer.models.config import DecoderConfig, LayerConfig
 from minfer.models.decoder import StepShape, build_decoder, kv_bytes_a_cell, kv_specs
+from minfer.models.tensors import check_tensors
 
 ARCHITECTURES: dict[str, Callable[[GGUFFile], DecoderConfig]] = {
     "gemma3": gemma3.config,
@@ -20,10 +21,12 @@ ARCHITECTURES: dict[str, Callable[[GGUFFile], DecoderConfig]] = {
 
 
 def model_config(file: GGUFFile) -> DecoderConfig:
-    """The configuration of the model in `file`.
+    """The configuration of the model in `file`, whose tensors are checked against it.
 
     Raises:
-        UnsupportedError: for an architecture that has no row in the table.
+        UnsupportedError: for an architecture that has no row in the table, or one of its variants
+            that minfer does not compute.
+        FormatError: for metadata or tensors that are missing or do not fit together.
     """
     arch = file.metadata.get_str("general.architecture")
     if arch not in ARCHITECTURES:
@@ -31,7 +34,9 @@ def model_config(file: GGUFFile) -> DecoderConfig:
             f"architecture {arch!r} is not supported; supported: {', '.join(ARCHITECTURES)}",
             where="general.architecture",
         )
-    return ARCHITECTURES[arch](file)
+    config = ARCHITECTURES[arch](file)
+    check_tensors(config)
+    return config
 
 
 __all__ = [

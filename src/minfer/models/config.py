@@ -1,6 +1,6 @@
 """What a decoder-only transformer is, as numbers: read from GGUF metadata, one reader for all.
 
-An architecture's file adds what is its own with `dataclasses.replace`-like arguments; nothing here
+An architecture's file says what is its own with arguments and `dataclasses.replace`; nothing here
 depends on which one it is.
 """
 
@@ -77,18 +77,23 @@ def read_config(
     qkv_bias: bool = False,
     qk_norm: bool = False,
     post_norms: bool = False,
-    embed_scale: float | None = None,
-    attn_scale: float | None = None,
-    layers: tuple[LayerConfig, ...] | None = None,
 ) -> DecoderConfig:
     """Read the keys all decoders share; the arguments are what an architecture adds.
 
+    Every block gets the rotation of the metadata and sees everything.
+
     Raises:
         FormatError: for a missing, mistyped or inconsistent key, naming it.
+        UnsupportedError: for a variant that minfer does not compute.
     """
     meta: Metadata = file.metadata
     arch = meta.get_str("general.architecture")
     n_layers = _positive(meta, f"{arch}.block_count")
+    if n_layers > len(file.tensors):
+        raise FormatError(
+            f"{n_layers} blocks, but the file has only {len(file.tensors)} tensors",
+            where=f"{arch}.block_count",
+        )
     width = _positive(meta, f"{arch}.embedding_length")
     n_heads = _uniform(meta, f"{arch}.attention.head_count", n_layers)
     n_kv_heads = _uniform(meta, f"{arch}.attention.head_count_kv", n_layers, n_heads)
@@ -97,8 +102,8 @@ def read_config(
             f"{n_heads} heads are no multiple of {n_kv_heads} KV heads",
             where=f"{arch}.attention.head_count_kv",
         )
-    head_dim = meta.get_int(f"{arch}.attention.key_length", width // n_heads)
-    value_dim = meta.get_int(f"{arch}.attention.value_length", head_dim)
+    head_dim = _positive(meta, f"{arch}.attention.key_length", width // n_heads)
+    value_dim = _positive(meta, f"{arch}.attention.value_length", head_dim)
     if head_dim != value_dim:
         raise UnsupportedError(
             f"keys have {head_dim} features, values {value_dim}; minfer needs them equal",
@@ -108,8 +113,6 @@ def read_config(
     embedding = weights.get("token_embd.weight")
     if embedding is None:
         raise FormatError("the embedding table is missing", where="token_embd.weight")
-    if layers is None:
-        layers = (LayerConfig(rope_spec(file, rope_style, head_dim)),) * n_layers
     return DecoderConfig(
         arch=arch,
         width=width,
@@ -118,15 +121,15 @@ def read_config(
         n_kv_heads=n_kv_heads,
         head_dim=head_dim,
         n_vocab=embedding.shape[-1],
-        n_ctx_train=meta.get_int(f"{arch}.context_length", 2048),
+        n_ctx_train=_positive(meta, f"{arch}.context_length", 2048),
         eps=meta.get_float(f"{arch}.attention.layer_norm_rms_epsilon"),
-        layers=layers,
-        attn_scale=head_dim**-0.5 if attn_scale is None else attn_scale,
+        layers=(LayerConfig(rope_spec(file, rope_style, head_dim)),) * n_layers,
+        attn_scale=head_dim**-0.5,
         act=act,
         qkv_bias=qkv_bias,
         qk_norm=qk_norm,
         post_norms=post_norms,
-        embed_scale=1.0 if embed_scale is None else embed_scale,
+        embed_scale=1.0,
         attn_softcap=meta.get_float(f"{arch}.attn_logit_softcapping", 0.0),
         logit_softcap=meta.get_float(f"{arch}.final_logit_softcapping", 0.0),
         head="output.weight" if "output.weight" in weights else "token_embd.weight",
@@ -134,8 +137,8 @@ def read_config(
     )
 
 
-def _positive(meta: Metadata, key: str) -> int:
-    value = meta.get_int(key)
+def _positive(meta: Metadata, key: str, default: int | None = None) -> int:
+    value = meta.get_int(key) if default is None else meta.get_int(key, default)
     if not 0 < value < 1 << 31:
         raise FormatError(f"{value} is not between 1 and 2^31", where=key)
     return value
