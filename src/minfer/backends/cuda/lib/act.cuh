@@ -1,0 +1,56 @@
+// Activations as the matmul kernels read them: halves of x * 2^-ACT_SHIFT.
+//
+// The power of two gives a half the range of +-4 million, which gated products need, and costs
+// nothing: values below 2^-8 lose bits to subnormals, an absolute error of 2^-19, where a half's
+// own rounding of a value near 1 is 2^-12. What is larger becomes infinite, and shows.
+#include "lib/base.cuh"
+
+constexpr int ACT_SHIFT = 6;
+
+DEVICE f16x2 pack_act(float a, float b) {
+    constexpr float scale = 1.0f / (1 << ACT_SHIFT);
+    return pack_f16(a * scale, b * scale);
+}
+
+DEVICE float silu(float x) { return x / (1.0f + __expf(-x)); }
+
+DEVICE float gelu(float x) {  // the tanh approximation
+    float u = 0.7978845608028654f * (x + 0.044715f * x * x * x);
+    return x / (1.0f + __expf(-2.0f * u));
+}
+
+// ---- activations in shared memory, for `multiply_half` -------------------------------------------
+// Of each 128 values a row, lane t of four reads values 32t..32t+31, as vectors of 8. Vector q of lane
+// t is stored at q * 64 + t * 16, so that four lanes read 64 adjacent bytes.
+DEVICE int act_vector(int vector) {  // place of the row's vector number `vector`, in vectors
+    return (vector & ~15) | (vector & 3) << 2 | (vector >> 2 & 3);
+}
+
+// Rows of f32 to halves in shared memory, zero past k up to `padded`, by a block of N_THREADS threads.
+template <int N_THREADS>
+DEVICE void stage_activations(u8* to, int stride, const float* x, int n_rows, int k, int padded) {
+    int vectors = padded / 8;
+    for (int row = 0; row < n_rows; row++) {
+#pragma unroll 4
+        for (int v = threadIdx.x; v < vectors; v += N_THREADS) {
+            uint4 h = {0, 0, 0, 0};
+            if (v * 8 < k) {
+                const float4* from = (const float4*)(x + (u64)row * k + v * 8);
+                float4 a = from[0], b = from[1];
+                h = {pack_act(a.x, a.y), pack_act(a.z, a.w), pack_act(b.x, b.y),
+                     pack_act(b.z, b.w)};
+            }
+            *(uint4*)(to + row * stride + act_vector(v) * 16) = h;
+        }
+    }
+}
+
+// ---- activations and expanded weights for the many-rows kernels ----------------------------------
+// "Chunked" halves: [K / 64][rows][64], K padded to 128. A row of a chunk is 128 bytes, 8 vectors of
+// 8 values; the vector of rank v lies at v ^ (row & 7), the 128-byte swizzle of the tensor cores, so
+// any 8-aligned range of rows of a chunk is one contiguous copy. Of each 128 values of K, chunk
+// number q / 2 has vector q of lane t (above) at rank (q & 1) * 4 + t.
+DEVICE u64 chunked_offset(int row, int n_rows, int strip, int q, int t) {  // bytes
+    u64 chunk = (u64)(strip * 2 + q / 2) * n_rows + row;
+    return chunk * 128 + ((((q & 1) * 4 + t) ^ (row & 7)) * 16);
+}

@@ -1,0 +1,48 @@
+// What becomes of a finished sum: a row's factor, then bias and residual, or the gated product.
+//
+// Columns are packed rows of the weight (`quant.cuh`); in a GATED weight, 8 of gate and 8 of up alternate,
+// so the up of gate column n is n + 8, and their product is output n / 16 * 8 + n % 8.
+#include "lib/act.cuh"
+
+#define PLAIN_OUT 0
+#define GATED_SILU 1
+#define GATED_GELU 2
+
+template <int KIND>
+DEVICE float gated(float gate, float up) {
+    return (KIND == GATED_SILU ? silu(gate) : gelu(gate)) * up;
+}
+
+struct Output {
+    const float* factor;    // [packed rows]
+    const float* bias;      // [stride], or null
+    const float* residual;  // [m][stride], or null
+    float* out;             // [m][stride]
+    int stride;             // even
+
+    // Sums of columns n, n + 1 (n even) of row m.
+    DEVICE void plain(int m, int n, float a, float b) const {
+        if (n >= stride) return;
+        float2 f = *(const float2*)(factor + n);
+        float2 y = {a * f.x, b * f.y};
+        if (bias) {
+            float2 e = *(const float2*)(bias + n);
+            y.x += e.x, y.y += e.y;
+        }
+        if (residual) {
+            float2 e = *(const float2*)(residual + (u64)m * stride + n);
+            y.x += e.x, y.y += e.y;
+        }
+        *(float2*)(out + (u64)m * stride + n) = y;
+    }
+
+    // Sums of gate columns n, n + 1 (n even, n % 16 < 8) and of their ups.
+    template <int KIND>
+    DEVICE void pair(int m, int n, float g0, float g1, float u0, float u1) const {
+        int to = n / 16 * 8 + n % 8;
+        if (to >= stride) return;
+        float2 fg = *(const float2*)(factor + n), fu = *(const float2*)(factor + n + 8);
+        float2 y = {gated<KIND>(g0 * fg.x, u0 * fu.x), gated<KIND>(g1 * fg.y, u1 * fu.y)};
+        *(float2*)(out + (u64)m * stride + to) = y;
+    }
+};

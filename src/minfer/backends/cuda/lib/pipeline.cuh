@@ -1,0 +1,138 @@
+// Copies into shared memory that run beside arithmetic, and the barriers that tell when they ended.
+//
+// sm_90+: bulk copies complete on an mbarrier. Before: cp.async, 16 bytes a lane, in groups. The
+// `WarpRing` has both behind one face; nothing else here chooses.
+#include "lib/base.cuh"
+
+DEVICE u32 shared_address(const void* p) { return (u32)__cvta_generic_to_shared(p); }
+
+// ---- mbarriers ----------------------------------------------------------------------------------
+
+DEVICE void barrier_init(u64* barrier, u32 count) {
+    asm volatile("mbarrier.init.shared.b64 [%0], %1;" ::"r"(shared_address(barrier)), "r"(count)
+                 : "memory");
+}
+
+DEVICE void barrier_arrive(u64* barrier) {
+    asm volatile("{ .reg .b64 t; mbarrier.arrive.shared.b64 t, [%0]; }" ::"r"(
+                     shared_address(barrier))
+                 : "memory");
+}
+
+// Waits until the phase of this parity has completed.
+DEVICE void barrier_wait(u64* barrier, u32 parity) {
+    u32 done;
+    do {
+#if __CUDA_ARCH__ >= 900
+        asm volatile(
+            "{ .reg .pred p; mbarrier.try_wait.parity.shared.b64 p, [%1], %2; "
+            "selp.u32 %0, 1, 0, p; }"
+            : "=r"(done)
+            : "r"(shared_address(barrier)), "r"(parity)
+            : "memory");
+#else
+        asm volatile(
+            "{ .reg .pred p; mbarrier.test_wait.parity.shared.b64 p, [%1], %2; "
+            "selp.u32 %0, 1, 0, p; }"
+            : "=r"(done)
+            : "r"(shared_address(barrier)), "r"(parity)
+            : "memory");
+#endif
+    } while (!done);
+}
+
+#if __CUDA_ARCH__ >= 900
+// Makes freshly initialised barriers visible to the copy engine; before the block's first barrier.
+DEVICE void barrier_init_fence() { asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); }
+
+// One arrival that also announces `bytes` to come.
+DEVICE void barrier_expect(u64* barrier, u32 bytes) {
+    asm volatile("{ .reg .b64 t; mbarrier.arrive.expect_tx.shared.b64 t, [%0], %1; }" ::"r"(
+                     shared_address(barrier)),
+                 "r"(bytes)
+                 : "memory");
+}
+
+// Copies a multiple of 16 bytes between 16-byte aligned addresses; completes on `barrier`.
+DEVICE void bulk_copy(void* to, const void* from, u32 bytes, u64* barrier) {
+    asm volatile(
+        "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::
+            "r"(shared_address(to)),
+        "l"(from), "r"(bytes), "r"(shared_address(barrier))
+        : "memory");
+}
+
+// The same for bytes that are read once: they leave the L2 cache first.
+DEVICE void bulk_copy_once(void* to, const void* from, u32 bytes, u64* barrier) {
+    u64 policy;
+    asm volatile("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
+    asm volatile(
+        "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint "
+        "[%0], [%1], %2, [%3], %4;" ::"r"(shared_address(to)),
+        "l"(from), "r"(bytes), "r"(shared_address(barrier)), "l"(policy)
+        : "memory");
+}
+#endif
+
+// ---- cp.async -----------------------------------------------------------------------------------
+
+// 16 bytes; `bytes` < 16 reads fewer and fills with zeros.
+DEVICE void copy16_async(void* to, const void* from, int bytes = 16) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(to)), "l"(from),
+                 "r"(bytes)
+                 : "memory");
+}
+DEVICE void copy_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+template <int PENDING>
+DEVICE void copy_wait() {  // until at most PENDING of this thread's groups are unfinished
+    asm volatile("cp.async.wait_group %0;" ::"n"(PENDING) : "memory");
+}
+
+// ---- a ring of slots that one warp fills and empties ---------------------------------------------
+// Call `issue` once for each slot, then in turn `wait`, read, `issue` for the slot just read. A warp
+// that has no more to copy still calls `issue`, with 0 bytes.
+template <int SLOTS, int SLOT_BYTES>
+struct WarpRing {
+    static constexpr int BYTES = SLOTS * SLOT_BYTES;
+    u8* slots;       // 16-byte aligned, BYTES
+    u64* barriers;  // SLOTS, initialised with a count of 1
+    int lane;
+    int at = 0;     // slot to read next, which is also the one to fill next
+    u32 parity = 0;
+
+    DEVICE WarpRing(u8* slots, u64* barriers, int lane)
+        : slots(slots), barriers(barriers), lane(lane) {}
+
+    DEVICE void issue(int slot, const u8* from, u32 bytes) {
+#if __CUDA_ARCH__ >= 900
+        if (lane == 0 && bytes) {
+            barrier_expect(barriers + slot, bytes);
+            bulk_copy_once(slots + slot * SLOT_BYTES, from, bytes, barriers + slot);
+        }
+#else
+        for (u32 i = lane * 16; i < bytes; i += WARP * 16)
+            copy16_async(slots + slot * SLOT_BYTES + i, from + i);
+        copy_commit();
+#endif
+    }
+
+    DEVICE const u8* wait() {
+#if __CUDA_ARCH__ >= 900
+        barrier_wait(barriers + at, parity);
+#else
+        copy_wait<SLOTS - 1>();
+        __syncwarp();
+#endif
+        return slots + at * SLOT_BYTES;
+    }
+
+    // Refills the slot just read; every lane has read it.
+    DEVICE void refill(const u8* from, u32 bytes) {
+        __syncwarp();
+        issue(at, from, bytes);
+        if (++at == SLOTS) {
+            at = 0;
+            parity ^= 1;
+        }
+    }
+};

@@ -1,0 +1,303 @@
+// Weights as the matmul kernels read them: blocks of 16 rows, in planes that expand to f16 in
+// registers. How a GGUF block becomes one is `quant_gguf.cuh` and `ops/matmul_pack.cu`.
+//
+// BLOCK. 16 rows x F::BLOCK (128 or 256) weights of each, contiguous. Blocks follow each other along
+// a row tile, tiles along the matrix: [tile][block]. Lane (g, t) = (lane / 4, lane % 4) of a warp
+// owns, of every 128 weights ("strip"), weights 32t..32t+31 of rows g and g + 8: what it expands is
+// its share of the A operand of eight m16n8k16 products (`mma.cuh`), with K permuted the same way in
+// the activations. Everything a lane reads is one aligned vector, and a warp's vectors are adjacent.
+//
+// Planes of a block, in this order (S strips; a "word" is 32 bits; a code is a weight's integer):
+//   main    4 bits: [s][row half][lane] 4 words.  8 bits: [s][row half][half strip][lane] 4 words.
+//           2 bits: [s][lane][row half] 2 words. 16 bits: [s][row half][quarter][lane] 4 words.
+//   extra   1 bit: [s][lane][row half] 1 word. 2 bits: [s][lane][row half] 2 words.
+//   scales  see `Scales`
+// Word J of a row's strip holds weights 8J..8J+7 (4 bits) as pairs i = 0..3: weight 8J+2i in nibble
+// i, weight 8J+2i+1 in nibble i+4, so that a mask leaves two codes in the low bits of two halves.
+//
+// NUMBERS. A code in the low bits of a half is the subnormal code * 2^-24, which one fma2 turns into
+// code * scale + minimum, rounded once. Scales are therefore stored times 2^24 (or 2^20 for codes
+// four bits up), and rows are normalised by a power of two so that this fits: the largest
+// |scale|, |minimum| / 16 of a row lies in [2^-10, 2^-9); a plain row's largest |weight| in [1/2, 1).
+// A row's outputs are multiplied by its factor at the end, exactly.
+#include "lib/base.cuh"
+
+enum class Scales {
+    NONE,      // plain halves
+    HALF,      // a half a group: [s][lane] (row g, row g+8)
+    HALF_MIN,  // scale and minimum halves: [s][lane] (scale, min of row g, scale, min of row g+8)
+    STEP,      // a byte (+128) a group times a half d a block. Groups of 16: [s][lane] bytes (row g
+               // group 0, 1, row g+8 group 0, 1); of 32: [lane][s] (row g, row g+8). d: [g][row half]
+    STEP_MIN,  // two unsigned steps a group times (d, -dmin * 2^10). Groups of 32: [s][lane] bytes
+               // (step, min of row g, of row g+8); of 16: [s][lane] bytes (step | min << 4) as STEP.
+               // d: [g][row half] two halves
+};
+
+// The types. MAIN + EXTRA: bits of a code in the two planes. ZERO: the code that stands for 0.
+struct Plain {
+    static constexpr int BLOCK = 128, MAIN = 16, EXTRA = 0, GROUP = 32, ZERO = 0;
+    static constexpr Scales SCALES = Scales::NONE;
+    static constexpr bool TABLE = false;
+};
+struct Legacy {
+    static constexpr int BLOCK = 128, MAIN = 4, EXTRA = 0, GROUP = 32, ZERO = 0;
+    static constexpr Scales SCALES = Scales::HALF;
+    static constexpr bool TABLE = false;
+};
+struct Super {
+    static constexpr int BLOCK = 256, MAIN = 4, EXTRA = 0, GROUP = 16, ZERO = 0;
+    static constexpr Scales SCALES = Scales::STEP;
+    static constexpr bool TABLE = false;
+};
+struct F16 : Plain {};
+struct BF16 : Plain {};
+struct F32 : Plain {};
+struct Q4_0 : Legacy { static constexpr int ZERO = 8; };
+struct Q4_1 : Legacy { static constexpr Scales SCALES = Scales::HALF_MIN; };
+struct Q5_0 : Legacy { static constexpr int EXTRA = 1, ZERO = 16; };
+struct Q5_1 : Q4_1 { static constexpr int EXTRA = 1; };
+struct Q8_0 : Legacy { static constexpr int MAIN = 8, ZERO = 128; };
+struct Q2_K : Super {
+    static constexpr int MAIN = 2;
+    static constexpr Scales SCALES = Scales::STEP_MIN;
+};
+struct Q3_K : Super { static constexpr int MAIN = 2, EXTRA = 1, ZERO = 4; };  // extra: the low bit
+struct Q4_K : Super {
+    static constexpr int GROUP = 32;
+    static constexpr Scales SCALES = Scales::STEP_MIN;
+};
+struct Q5_K : Q4_K { static constexpr int EXTRA = 1; };
+struct Q6_K : Super { static constexpr int EXTRA = 2, ZERO = 32; };
+struct Levels : Legacy {  // four bits index 16 levels, one byte (+128) each
+    static constexpr int ZERO = 128;
+    static constexpr bool TABLE = true;
+};
+struct IQ4_NL : Levels {
+    static constexpr u32 T0 = 0x3f2d1801, T1 = 0x766a5d4f, T2 = 0xa6998d81, T3 = 0xf1d9c5b5;
+};
+struct IQ4_XS : IQ4_NL {
+    static constexpr int BLOCK = 256;
+    static constexpr Scales SCALES = Scales::STEP;
+};
+struct MXFP4 : Levels {  // the E2M1 values, doubled; the scale is halved in turn
+    static constexpr u32 T0 = 0x83828180, T1 = 0x8c888684, T2 = 0x7d7e7f80, T3 = 0x74787a7c;
+};
+
+// Sizes and positions that follow from the table.
+template <class F>
+struct Packed {
+    static constexpr int STRIPS = F::BLOCK / 128;
+    static constexpr int MAIN_BYTES = 16 * F::BLOCK * F::MAIN / 8;
+    static constexpr int EXTRA_BYTES = 16 * F::BLOCK * F::EXTRA / 8;
+    static constexpr int STEP_BYTES =
+        F::SCALES == Scales::NONE       ? 0
+        : F::SCALES == Scales::HALF     ? STRIPS * 128
+        : F::SCALES == Scales::HALF_MIN ? STRIPS * 256
+        : F::SCALES == Scales::STEP     ? (F::GROUP == 16 ? STRIPS * 128 : STRIPS * 64)
+                                        : STRIPS * 128;
+    static constexpr int D_BYTES = F::SCALES == Scales::STEP       ? 32
+                                   : F::SCALES == Scales::STEP_MIN ? 64
+                                                                   : 0;
+    static constexpr int EXTRA_AT = MAIN_BYTES;
+    static constexpr int STEP_AT = EXTRA_AT + EXTRA_BYTES;
+    static constexpr int D_AT = STEP_AT + STEP_BYTES;
+    static constexpr int BYTES = D_AT + D_BYTES;
+    // Codes alternate between two positions in a half, four bits apart (CLASSES = 2), or have one.
+    static constexpr int CLASSES = F::TABLE || F::MAIN == 8 ? 1 : 2;
+    static constexpr int LOWEST = F::MAIN != 2 ? 0 : F::EXTRA ? 3 : 4;  // lower position
+    // scales are stored times 2^EXPONENT, which serves the higher position
+    static constexpr int EXPONENT = CLASSES == 1 ? 24 : 20 - LOWEST;
+    static_assert(BYTES % 16 == 0, "blocks are copied 16 bytes at a time");
+};
+
+constexpr int MIN_EXPONENT = 10;  // STEP_MIN stores -dmin * 2^10, to keep it from going subnormal
+
+// A power of two 2^e, -24 <= e <= 15, in both halves.
+DEVICE constexpr f16x2 power2(int e) {
+    return 0x10001u * (u32)(e >= -14 ? (e + 15) << 10 : 1 << (e + 24));
+}
+
+DEVICE f16x2 negate2(f16x2 x) { return x ^ 0x80008000u; }
+DEVICE f16x2 low_twice(u32 x) { return permute(x, 0, 0x1010); }
+DEVICE f16x2 high_twice(u32 x) { return permute(x, 0, 0x3232); }
+DEVICE u32 swap_bytes_of_halves(u32 x) { return permute(x, 0, 0x2301); }
+// Bytes `first` and `second` of x as exact halves, less `less`.
+DEVICE f16x2 bytes_to_f16(u32 x, int first, int second, u32 less) {
+    return sub2(permute(x, 0x64646464u, 0x4040u | first | (second << 8)), less);
+}
+
+// One lane's strip of a block: rows g and g+8, 32 weights each.
+template <class F>
+struct Strip {
+    using P = Packed<F>;
+    const u8* block;
+    int s, lane;
+    uint4 main4[2];   // MAIN == 4
+    u32 main2[2][2];  // MAIN == 2: [row half][half strip]
+    u32 extra[2][2];  // EXTRA == 1: [row half][0]; EXTRA == 2: [row half][half strip]
+    u32 steps[2];
+    u32 d[2];
+
+    DEVICE Strip(const u8* block, int s, int lane) : block(block), s(s), lane(lane) {
+        if constexpr (F::MAIN == 4) {
+            const uint4* p = (const uint4*)block + s * 64 + lane;
+            main4[0] = p[0];
+            main4[1] = p[32];
+        }
+        if constexpr (F::MAIN == 2) pairs(block, main2);
+        if constexpr (F::EXTRA == 2) pairs(block + P::EXTRA_AT, extra);
+        if constexpr (F::EXTRA == 1) {
+            uint2 v = *((const uint2*)(block + P::EXTRA_AT) + s * 32 + lane);
+            extra[0][0] = v.x;
+            extra[1][0] = v.y;
+        }
+        const u8* at = block + P::STEP_AT;
+        if constexpr (F::SCALES == Scales::HALF_MIN) {
+            uint2 v = *((const uint2*)at + s * 32 + lane);
+            steps[0] = v.x;
+            steps[1] = v.y;
+        } else if constexpr (F::SCALES == Scales::STEP && F::GROUP == 32) {
+            steps[0] = *((const u32*)at + lane);
+        } else if constexpr (F::SCALES != Scales::NONE) {
+            steps[0] = *((const u32*)at + s * 32 + lane);
+        }
+        if constexpr (F::SCALES == Scales::STEP) {
+            d[0] = *((const u32*)(block + P::D_AT) + lane / 4);
+        } else if constexpr (F::SCALES == Scales::STEP_MIN) {
+            uint2 v = *((const uint2*)(block + P::D_AT) + lane / 4);
+            d[0] = v.x;
+            d[1] = v.y;
+        }
+    }
+
+    // Scale (times 2^EXPONENT) and summand of row half h, half strip H, each in both halves.
+    template <int h, int H>
+    DEVICE void factors(f16x2& scale, f16x2& summand) const {
+        if constexpr (F::SCALES == Scales::HALF) {
+            scale = h ? high_twice(steps[0]) : low_twice(steps[0]);
+        } else if constexpr (F::SCALES == Scales::HALF_MIN) {
+            scale = low_twice(steps[h]);
+            summand = high_twice(steps[h]);
+            return;
+        } else if constexpr (F::SCALES == Scales::STEP && F::GROUP == 16) {
+            f16x2 both = bytes_to_f16(steps[0], 2 * h, 2 * h + 1, 0x64806480u);
+            both = mul2(both, h ? high_twice(d[0]) : low_twice(d[0]));
+            scale = H ? high_twice(both) : low_twice(both);
+        } else if constexpr (F::SCALES == Scales::STEP) {
+            u32 mine = s ? steps[0] >> 16 : steps[0];
+            f16x2 both = mul2(bytes_to_f16(mine, 0, 1, 0x64806480u), d[0]);
+            scale = h ? high_twice(both) : low_twice(both);
+        } else if constexpr (F::SCALES == Scales::STEP_MIN) {
+            f16x2 both;
+            if constexpr (F::GROUP == 32) {
+                both = bytes_to_f16(steps[0], 2 * h, 2 * h + 1, 0x64006400u);
+            } else {
+                u32 step = steps[0] >> (8 * (2 * h + H));
+                both = sub2((step & 15u) | ((step & 0xf0u) << 12) | 0x64006400u, 0x64006400u);
+            }
+            both = mul2(both, d[h]);
+            scale = low_twice(both);
+            summand = mul2(high_twice(both), power2(-MIN_EXPONENT));
+            return;
+        }
+        if constexpr (F::SCALES != Scales::NONE) {
+            constexpr int zero = F::ZERO == 4 ? 2 : F::ZERO == 8 ? 3 : F::ZERO == 16 ? 4
+                               : F::ZERO == 32 ? 5 : 7;
+            summand = mul2(scale, negate2(power2(zero - P::EXPONENT)));
+        }
+    }
+
+    // Weights 16H..16H+15 of both rows as pairs of halves, in order.
+    template <int H>
+    DEVICE void expand(u32 (&w)[2][8]) const {
+        row<0, H>(w[0]);
+        row<1, H>(w[1]);
+    }
+
+private:
+    DEVICE void pairs(const u8* plane, u32 (&to)[2][2]) const {
+        uint4 v = *((const uint4*)plane + s * 32 + lane);
+        to[0][0] = v.x, to[0][1] = v.y, to[1][0] = v.z, to[1][1] = v.w;
+    }
+
+    template <int h, int H>
+    DEVICE void row(u32 (&w)[8]) const {
+        if constexpr (F::MAIN == 16) {
+            const uint4* p = (const uint4*)block + (s * 2 + h) * 128 + H * 64 + lane;
+            uint4 a = p[0], b = p[32];
+            w[0] = a.x, w[1] = a.y, w[2] = a.z, w[3] = a.w;
+            w[4] = b.x, w[5] = b.y, w[6] = b.z, w[7] = b.w;
+            return;
+        } else {
+            f16x2 high, low, summand;
+            factors<h, H>(high, summand);
+            low = P::CLASSES == 2 ? mul2(high, power2(4)) : high;
+            codes<h, H>(w);
+#pragma unroll
+            for (int i = 0; i < 8; i++) w[i] = fma2(w[i], i % 2 ? high : low, summand);
+        }
+    }
+
+    // The codes, as subnormal halves.
+    template <int h, int H>
+    DEVICE void codes(u32 (&w)[8]) const {
+        if constexpr (F::MAIN == 8) {
+            uint4 v = *((const uint4*)block + ((s * 2 + h) * 2 + H) * 32 + lane);
+            u32 words[4] = {v.x, v.y, v.z, v.w};
+#pragma unroll
+            for (int j = 0; j < 4; j++) {
+                w[2 * j] = words[j] & 0x00ff00ffu;
+                w[2 * j + 1] = (words[j] >> 8) & 0x00ff00ffu;
+            }
+        } else if constexpr (F::TABLE) {
+            u32 words[2] = {H ? main4[h].z : main4[h].x, H ? main4[h].w : main4[h].y};
+#pragma unroll
+            for (int j = 0; j < 2; j++) {
+                u32 low3 = words[j] & 0x77777777u;
+                u32 pick = 0x32103210u | ((words[j] >> 1) & 0x44444444u);
+                u32 a = level(low3, pick), b = level(low3 >> 16, pick >> 16);
+                w[4 * j] = a & 0x00ff00ffu;
+                w[4 * j + 1] = (a >> 8) & 0x00ff00ffu;
+                w[4 * j + 2] = b & 0x00ff00ffu;
+                w[4 * j + 3] = (b >> 8) & 0x00ff00ffu;
+            }
+        } else {
+#pragma unroll
+            for (int j = 0; j < 2; j++) {
+                u32 nibbles = 0, crumbs = 0;
+                if constexpr (F::MAIN == 4)
+                    nibbles = H ? (j ? main4[h].w : main4[h].z) : (j ? main4[h].y : main4[h].x);
+                if constexpr (F::MAIN == 2) crumbs = main2[h][H];
+                if constexpr (F::EXTRA == 2) crumbs = extra[h][H];
+                if (j) crumbs = swap_bytes_of_halves(crumbs);
+#pragma unroll
+                for (int i = 0; i < 4; i += 2) {
+                    u32 low = 0, high = 0;
+                    if constexpr (F::MAIN == 4) {
+                        low = (nibbles >> (4 * i)) & 0x000f000fu;
+                        high = (nibbles >> (4 * i)) & 0x00f000f0u;
+                    }
+                    if constexpr (F::MAIN == 2 || F::EXTRA == 2) {
+                        low |= (crumbs >> i) & 0x00300030u;
+                        high |= (crumbs >> i) & 0x03000300u;
+                    }
+                    if constexpr (F::EXTRA == 1) {
+                        constexpr u32 bit = F::MAIN == 4 ? 4 : 3;
+                        int version = 2 * (2 * H + j) + i / 2;
+                        u32 e = version < 4 ? extra[h][0] : swap_bytes_of_halves(extra[h][0]);
+                        e >>= version & 3;
+                        low |= e & (0x00010001u << bit);
+                        high |= e & (0x00100010u << bit);
+                    }
+                    w[4 * j + i] = low;
+                    w[4 * j + i + 1] = high;
+                }
+            }
+        }
+    }
+
+    // Four levels by the low nibbles of `low3`; `pick` chooses between the lower and upper eight.
+    DEVICE static u32 level(u32 low3, u32 pick) {
+        return permute(permute(F::T0, F::T1, low3), permute(F::T2, F::T3, low3), pick);
+    }
+};

@@ -1,0 +1,114 @@
+// y = x W^T for many rows on Hopper's warpgroup tensor cores.
+//
+// What: out[m][n] = factor[n] * sum_k x[m][k] W[n][k] (+ bias[n]) (+ residual[m][n]), or act(gate) * up
+//   where W's rows are 8 of gate and 8 of up in turn.
+// Layouts: x and W chunked halves (`lib/act.cuh`), x padded to whole tiles of 128 rows, W to n_rows a
+//   multiple of 16; out f32 [m][stride].
+// Who: a block a multiprocessor, tiles of 128 x TILE_N in turn, those of the same weights side by side.
+//   Thread 0 of the third warpgroup copies 64 of K at a time into a ring of STAGES; two warpgroups
+//   multiply 64 x TILE_N each, and write from registers.
+// Floor: 2 m n k operations at ~990 TFLOP/s dense; operands stream from L2.
+// Limits: sm_90a; TILE_N one of 128, 192, 224, 256; stride a multiple of 8.
+// Numerics: f32 accumulators over ascending chunks of K.
+// Versions: 1 (2026-11).
+#include "lib/epilogue.cuh"
+#include "lib/pipeline.cuh"
+#include "lib/wgmma.cuh"
+
+#ifndef TILE_N
+#define TILE_N 256
+#define STAGES 4
+#define EPILOGUE 0
+#endif
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+constexpr int TILE_M = 128, A_BYTES = TILE_M * 128, B_BYTES = TILE_N * 128;
+constexpr int STAGE_BYTES = A_BYTES + B_BYTES;
+
+KERNEL __launch_bounds__(384, 1)
+matmul_gemm_sm90(const u8* x, const u8* w, const float* factor, const float* bias,
+                 const float* residual, float* out, const int* counts, int padded_m, int n_rows,
+                 int n_chunks, int stride) {
+    extern __shared__ __align__(1024) u8 shared[];
+    u8* stages = (u8*)(((u64)shared + 1023) & ~(u64)1023);
+    __shared__ u64 full[STAGES], empty[STAGES];
+    int group = threadIdx.x / 128;
+    pdl_launch();
+    if (threadIdx.x == 0) {
+        for (int i = 0; i < STAGES; i++) {
+            barrier_init(full + i, 1);
+            barrier_init(empty + i, 2);
+        }
+        barrier_init_fence();
+    }
+    __syncthreads();
+    pdl_wait();
+
+    int m = counts[1];  // rows that are real
+    int tiles_m = (m + TILE_M - 1) / TILE_M, tiles_n = (n_rows + TILE_N - 1) / TILE_N;
+    int n_tiles = tiles_m * tiles_n;
+
+    if (group == 2) {
+        set_registers_down<40>();
+        if (threadIdx.x != 256) return;
+        int at = 0;
+        u32 parity = 1;
+        for (int tile = blockIdx.x; tile < n_tiles; tile += gridDim.x) {
+            int row = tile % tiles_m * TILE_M, column = tile / tiles_m * TILE_N;
+            u32 b_bytes = min(TILE_N, n_rows - column) * 128;
+            for (int c = 0; c < n_chunks; c++) {
+                barrier_wait(empty + at, parity);
+                barrier_expect(full + at, A_BYTES + b_bytes);
+                u8* to = stages + at * STAGE_BYTES;
+                bulk_copy(to, x + ((u64)c * padded_m + row) * 128, A_BYTES, full + at);
+                bulk_copy(to + A_BYTES, w + ((u64)c * n_rows + column) * 128, b_bytes, full + at);
+                if (++at == STAGES) at = 0, parity ^= 1;
+            }
+        }
+    } else {
+        set_registers_up<232>();
+        int lane = threadIdx.x % WARP, g = lane / 4, t = lane % 4;
+        int at = 0;
+        u32 parity = 0;
+        float d[TILE_N / 2];
+        Output y = {factor, bias, residual, out, stride};
+        for (int tile = blockIdx.x; tile < n_tiles; tile += gridDim.x) {
+            int row = tile % tiles_m * TILE_M + group * 64 + threadIdx.x % 128 / WARP * 16 + g;
+            int column = tile / tiles_m * TILE_N;
+            int previous = 0;
+            for (int c = 0; c < n_chunks; c++) {
+                barrier_wait(full + at, parity);
+                u32 a = shared_address(stages + at * STAGE_BYTES) + group * 64 * 128;
+                u32 b = shared_address(stages + at * STAGE_BYTES + A_BYTES);
+                wgmma_fence();
+#pragma unroll
+                for (int i = 0; i < 4; i++)
+                    Wgmma<TILE_N>::run(d, operand(a + i * 32), operand(b + i * 32), c + i != 0);
+                wgmma_commit();
+                wgmma_wait<1>();  // the chunk before is done with its slot
+                if (c && threadIdx.x % 128 == 0) barrier_arrive(empty + previous);
+                previous = at;
+                if (++at == STAGES) at = 0, parity ^= 1;
+            }
+            wgmma_wait<0>();
+            if (threadIdx.x % 128 == 0) barrier_arrive(empty + previous);
+
+#pragma unroll
+            for (int r = 0; r < 2; r++) {
+                int to = row + r * 8;
+                if (to >= m) continue;
+                if constexpr (EPILOGUE == PLAIN_OUT) {
+#pragma unroll
+                    for (int j = 0; j < TILE_N / 8; j++)
+                        y.plain(to, column + j * 8 + t * 2, d[j * 4 + r * 2], d[j * 4 + r * 2 + 1]);
+                } else {
+#pragma unroll
+                    for (int j = 0; j < TILE_N / 8; j += 2)
+                        y.pair<EPILOGUE>(to, column + j * 8 + t * 2, d[j * 4 + r * 2],
+                                         d[j * 4 + r * 2 + 1], d[j * 4 + 4 + r * 2],
+                                         d[j * 4 + 5 + r * 2]);
+                }
+            }
+        }
+    }
+}
+#endif

@@ -1,0 +1,267 @@
+"""Matrix products on a GPU, against float64 products of the dequantized weights."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+import pytest
+
+from minfer.backends.base import Weight
+from minfer.backends.cuda.launch import Launch
+from minfer.backends.cuda.ops import matmul, matmul_pack
+from minfer.backends.cuda.ops import matmul_choose as choose
+from minfer.backends.cuda.ops.base import Context, Store
+from minfer.backends.cuda.ops.matmul import GELU, PLAIN, SILU, Product
+from minfer.backends.cuda.ops.matmul_pack import Group
+from minfer.dtypes import BY_NAME, I32, WEIGHT_TYPES, DType
+from minfer.errors import BackendError
+from minfer.gguf.quants import dequantize, quantize
+from minfer.graph import Attrs, Graph, Node, WeightSpec
+from minfer.settings import Settings
+
+pytestmark = pytest.mark.cuda
+
+TOLERANCE = 1.5e-3
+"""Relative error of a product: halves of the weights, with halves as scale and minimum."""
+
+
+SINGLE_ROWS = (1, 2, 3, 8, 9, 17, 64, 100)
+
+
+class Bench:
+    """A device, weights on it, and products run on it."""
+
+    def __init__(self) -> None:
+        from minfer.backends.cuda.device import Device
+
+        self.device = Device(Settings.load({}), lambda line: None)
+        self.store = Store(self.device)
+        self.names = 0
+        self.rng = np.random.default_rng(7)
+        self.counts = self.device.allocate(12, "counts")
+        self.scratch = self.device.allocate(256 << 20, "scratch")
+        self.zeros = self.device.allocate(64 << 10, "counters")
+        self.device.fill(self.zeros, 0, 64 << 10)
+        node = Node(0, "input", (), (), Attrs(), (3,), I32, "counts")
+        self.context = Context(
+            graph=Graph((node,), ()),
+            facts=self.device.facts,
+            settings=Settings.load({}),
+            base=self.counts,
+            offsets={0: 0},
+            weights=self.store.address,
+            states={},
+            constant=lambda array: 0,
+            scratch=lambda nbytes: self.scratch,
+            counters=lambda count: self.zeros,
+        )
+
+        self.prepare()
+
+    def prepare(self) -> None:
+        """Compile what the sweeps over types need, in parallel."""
+        launches: list[Launch] = []
+        for dtype in WEIGHT_TYPES:
+            for n_cols in widths(dtype):
+                group = Group(("w",), (WeightSpec(dtype, (n_cols, 88)),))
+                launches += matmul_pack.pack(group, 0, 0, 0)
+                for rows in SINGLE_ROWS:
+                    product = Product(group, 0, 0, 0, rows, rows)
+                    launches += matmul.project(product, self.context)
+                product = Product(group, 0, 0, 0, 100, 3)
+                launches += matmul.project(product, self.context)
+        self.device.prepare(launch.kernel for launch in launches)
+
+    def group(
+        self, dtypes: list[DType], n_cols: int, n_rows: list[int], paired: bool = False
+    ) -> tuple[Group, list[Any]]:
+        """Random weights on the device, and their dequantized values."""
+        names, weights, values = [], {}, []
+        for dtype, n in zip(dtypes, n_rows, strict=True):
+            name = f"w{self.names}"
+            self.names += 1
+            w = self.rng.standard_normal((n, n_cols)).astype(np.float32) * 0.02
+            w *= np.exp(self.rng.standard_normal((n, 1))).astype(np.float32)
+            data = quantize(w, dtype)
+            weights[name] = Weight(name, WeightSpec(dtype, (n_cols, n)), data.reshape(-1))
+            values.append(dequantize(data, dtype).astype(np.float64))
+            names.append(name)
+        group = Group(tuple(names), tuple(w.spec for w in weights.values()), paired)
+        matmul_pack.load(group, MappingProxyType(weights), self.store)
+        return group, values
+
+    def run(
+        self,
+        group: Group,
+        x: Any,
+        single_rows: int,
+        epilogue: int = PLAIN,
+        bias: Any = None,
+        residual: Any = None,
+    ) -> Any:
+        """The product, through `project`; what it does not write is NaN."""
+        device = self.device
+        rows = len(x)
+        shape = (rows, group.n_outputs)
+        blocks = [device.allocate(4 * rows * group.n_cols, "x")]
+        device.upload(blocks[0], x.astype(np.float32))
+        blocks.append(device.allocate(4 * rows * group.n_outputs, "out"))
+        device.upload(blocks[1], np.full(shape, np.nan, np.float32))
+        for array in (bias, residual):
+            blocks.append(0 if array is None else device.allocate(array.nbytes, "extra"))
+            if array is not None:
+                device.upload(blocks[-1], array)
+        device.upload(self.counts, np.array([single_rows, rows - single_rows, 0], np.int32))
+        product = Product(
+            group,
+            self.store.address(group.key),
+            blocks[0],
+            blocks[1],
+            rows,
+            single_rows,
+            epilogue,
+            blocks[2],
+            blocks[3],
+        )
+        device.run(matmul.project(product, self.context))
+        out = device.download(blocks[1], 4 * shape[0] * shape[1]).view(np.float32).reshape(shape)
+        for block in blocks:
+            if block:
+                device.free(block)
+        return out
+
+    def activations(self, rows: int, n_cols: int) -> Any:
+        """Normal values with a few large features, as models have."""
+        x = self.rng.standard_normal((rows, n_cols)).astype(np.float32)
+        x[:, self.rng.integers(0, n_cols, 3)] *= 30
+        return x
+
+
+@pytest.fixture(scope="module")
+def bench() -> Iterator[Bench]:
+    try:
+        made = Bench()
+    except BackendError as error:
+        pytest.skip(str(error))
+    yield made
+    made.device.close()
+
+
+def error(found: Any, expected: Any) -> float:
+    """Relative error over all; NaN where anything was not written."""
+    return float(np.linalg.norm(found - expected) / np.linalg.norm(expected))
+
+
+def widths(dtype: DType) -> tuple[int, ...]:
+    """Input widths: one part, several, many sections."""
+    return (256, 1536, 9472) if dtype.block_items == 256 else (96, 896, 2208)
+
+
+@pytest.mark.parametrize("dtype", WEIGHT_TYPES, ids=str)
+def test_single_rows(bench: Bench, dtype: DType) -> None:
+    for n_cols in widths(dtype):
+        group, (w,) = bench.group([dtype], n_cols, [88])
+        x = bench.activations(100, n_cols)
+        alone = np.concatenate([bench.run(group, x[i : i + 1], 1) for i in (0, 5, 99)])
+        for rows in SINGLE_ROWS:
+            found = bench.run(group, x[:rows], rows)
+            assert error(found, x[:rows] @ w.T) < TOLERANCE, (n_cols, rows)
+            for i, row in enumerate((0, 5, 99)):
+                if row < rows:
+                    assert np.array_equal(found[row], alone[i]), (n_cols, rows, row)
+
+
+@pytest.mark.parametrize("dtype", WEIGHT_TYPES, ids=str)
+def test_many_rows(bench: Bench, dtype: DType) -> None:
+    for n_cols in widths(dtype):
+        group, (w,) = bench.group([dtype], n_cols, [328])
+        for rows, single in ((17, 0), (100, 3), (513, 0)):
+            x = bench.activations(rows, n_cols)
+            found = bench.run(group, x, single)
+            assert error(found, x @ w.T) < TOLERANCE, (n_cols, rows)
+
+
+def test_padded_rows_are_left_alone(bench: Bench) -> None:
+    group, (w,) = bench.group([BY_NAME["q4_K"]], 512, [64])
+    x = bench.activations(300, 512)
+    x[200:] = np.nan
+    found = bench.run(group, x, 0)
+    assert error(found[:200], x[:200] @ w.T) < TOLERANCE
+
+
+@pytest.mark.parametrize("rows", [1, 8, 40, 200])
+def test_bias_and_residual(bench: Bench, rows: int) -> None:
+    group, (w,) = bench.group([BY_NAME["q4_K"]], 1536, [208])
+    x = bench.activations(rows, 1536)
+    bias = bench.rng.standard_normal(208).astype(np.float32)
+    residual = bench.rng.standard_normal((rows, 208)).astype(np.float32)
+    single = rows if rows < 100 else 5
+    found = bench.run(group, x, single, bias=bias, residual=residual)
+    assert error(found, x @ w.T + bias + residual) < TOLERANCE
+
+
+@pytest.mark.parametrize("rows", [1, 7, 33, 300])
+@pytest.mark.parametrize("mix", ["q4_K q4_K q6_K", "q8_0 q5_0 f16", "q4_K q5_K q4_K"])
+def test_side_by_side(bench: Bench, rows: int, mix: str) -> None:
+    group, values = bench.group([BY_NAME[n] for n in mix.split()], 1792, [448, 64, 64])
+    x = bench.activations(rows, 1792)
+    found = bench.run(group, x, rows if rows < 100 else 2)
+    assert error(found, x @ np.concatenate(values).T) < TOLERANCE
+
+
+@pytest.mark.parametrize("rows", [1, 8, 20, 260])
+@pytest.mark.parametrize("epilogue", [SILU, GELU])
+def test_gated(bench: Bench, rows: int, epilogue: int) -> None:
+    types = [BY_NAME["q4_K"]] * 2
+    group, (gate, up) = bench.group(types, 1024, [280, 280], paired=True)
+    x = bench.activations(rows, 1024)
+    g = x.astype(np.float64) @ gate.T
+    if epilogue == SILU:
+        act = g / (1 + np.exp(-g))
+    else:
+        act = 0.5 * g * (1 + np.tanh(np.sqrt(2 / np.pi) * (g + 0.044715 * g**3)))
+    found = bench.run(group, x, rows if rows < 100 else 0, epilogue)
+    assert error(found, act * (x @ up.T)) < 2 * TOLERANCE
+
+
+def test_rows_of_any_magnitude(bench: Bench) -> None:
+    """A row's power of two keeps halves in range, from tiny weights to huge ones."""
+    for name in ("bf16", "f32", "q4_K", "q8_0"):
+        dtype = BY_NAME[name]
+        group, (w,) = bench.group([dtype], 512, [64])
+        assert group.specs[0].dtype is dtype
+        scales = (0.0, 1e-7, 1.0, 3e4) if dtype.block_items > 1 else (0.0, 1e-30, 1.0, 1e20)
+        rows = np.repeat(np.array(scales), 16)[:, None] * bench.rng.standard_normal((64, 512))
+        data = quantize(rows.astype(np.float32) / (50 if dtype.block_items > 1 else 1), dtype)
+        weight = Weight("magnitude-" + name, WeightSpec(dtype, (512, 64)), data.reshape(-1))
+        group = Group((weight.name,), (weight.spec,))
+        matmul_pack.load(group, {weight.name: weight}, bench.store)
+        w = dequantize(data, dtype).astype(np.float64)
+        x = bench.activations(2, 512)
+        found, expected = bench.run(group, x, 2), x @ w.T
+        assert np.isfinite(found).all()
+        for i in range(0, 64, 16):
+            if np.any(expected[:, i : i + 16]):
+                assert error(found[:, i : i + 16], expected[:, i : i + 16]) < 2 * TOLERANCE, i
+            else:
+                assert not found[:, i : i + 16].any()
+
+
+def test_every_geometry_gives_the_same_bits(bench: Bench) -> None:
+    group, _ = bench.group([BY_NAME["q4_K"]], 9472, [176])
+    x = bench.activations(1, 9472)
+    expected = bench.run(group, x, 1)
+    device = bench.device
+    address = device.allocate(x.nbytes, "x")
+    out = device.allocate(expected.nbytes, "out")
+    device.upload(address, x)
+    product = Product(group, bench.store.address(group.key), address, out, 1, 1)
+    for warps, stages, sms in ((12, 4, 132), (8, 2, 7), (5, 3, 1), (16, 2, 60)):
+        device.fill(out, 0xFF, expected.nbytes)
+        variant = choose.vec_geometry(group, 1, warps, stages, sms)
+        device.run([matmul.vec_launch(product, 0, variant)])
+        found = device.download(out, expected.nbytes).view(np.float32)
+        assert np.array_equal(found, expected[0]), (warps, stages, sms)
