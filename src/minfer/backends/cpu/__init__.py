@@ -1,6 +1,6 @@
 """The CPU backend: C++ kernels for AVX-512, AVX2, NEON and plain processors, chosen at run time."""
 
-from minfer.backends.cpu.backend import CpuBackend
+from minfer.backends.cpu.backend import CpuBackend, available_isas
 from minfer.settings import Settings
 
 
@@ -13,4 +13,4 @@ def create(settings: Settings) -> CpuBackend:
     return CpuBackend(settings)
 
 
-__all__ = ["CpuBackend", "create"]
+__all__ = ["CpuBackend", "available_isas", "create"]

@@ -184,8 +184,13 @@ def _check_room(nbytes: int, where: str) -> None:
         )
 
 
+def available_isas() -> tuple[str, ...]:
+    """Instruction sets in this build that this processor runs, best first."""
+    return tuple(_native.available_isas())
+
+
 def _choose_isa(wanted: str) -> str:
-    available = _native.available_isas()
+    available = available_isas()
     if wanted == "auto":
         return available[0]
     if wanted not in available:

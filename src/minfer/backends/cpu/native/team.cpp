@@ -32,43 +32,6 @@ void relax() {
 #endif
 }
 
-void flush_denormals() {
-#if defined(__x86_64__)
-    _mm_setcsr(_mm_getcsr() | 0x8040);  // flush to zero, denormals are zero
-#elif defined(__aarch64__)
-    uint64_t fpcr;
-    asm volatile("mrs %0, fpcr" : "=r"(fpcr));
-    asm volatile("msr fpcr, %0" ::"r"(fpcr | (1u << 24)));
-#endif
-}
-
-// The caller's thread gets its own floating-point mode back after a step.
-class FlushScope {
-public:
-    FlushScope() {
-#if defined(__x86_64__)
-        saved_ = _mm_getcsr();
-#elif defined(__aarch64__)
-        asm volatile("mrs %0, fpcr" : "=r"(saved_));
-#endif
-        flush_denormals();
-    }
-    ~FlushScope() {
-#if defined(__x86_64__)
-        _mm_setcsr(saved_);
-#elif defined(__aarch64__)
-        asm volatile("msr fpcr, %0" ::"r"(saved_));
-#endif
-    }
-
-private:
-#if defined(__x86_64__)
-    unsigned saved_;
-#else
-    uint64_t saved_ = 0;
-#endif
-};
-
 }  // namespace
 
 Barrier::Barrier(int count, bool crowded)
@@ -143,7 +106,6 @@ struct Team::State {
     }
 
     void work(int index) {
-        flush_denormals();
         const Lane lane{index, count, &barrier};
         for (uint32_t seen = 0;; ++seen) {
             await(seen);
@@ -170,7 +132,6 @@ Team::~Team() {
 int Team::count() const { return state_->count; }
 
 void Team::run(Job job, void* context) {
-    const FlushScope flush;
     state_->job = job;
     state_->context = context;
     state_->announce();

@@ -1,0 +1,280 @@
+"""The table of op cases: graphs of one op (or one fused chain), inputs, and the right answer.
+
+Any backend runs it (`test_backend_ops.py`). A case of a new op is one function and one row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+import op_reference as ref
+from backend_runner import weight
+from minfer.backends import Weight
+from minfer.dtypes import BY_NAME, F16, F32, WEIGHT_TYPES, DType
+from minfer.gguf import dequantize
+from minfer.graph import (
+    FusedFFNAttrs,
+    GatedAttrs,
+    Graph,
+    GraphBuilder,
+    MatMulAttrs,
+    Node,
+    RopeAttrs,
+    RopeSpec,
+)
+
+Array = NDArray[Any]
+
+# Relative error (of norms) that a result may have.
+EXACT = 1e-6  # nothing is summed
+FLOAT = 1e-5  # f32 sums
+PLAIN = 5e-3  # products of plain numbers where a GPU takes f16 activations
+SINGLE = 5e-4  # activations of 16 bits
+MANY = 2e-2  # the fastest arithmetic for prefill
+
+
+@dataclass(frozen=True)
+class Case:
+    """One graph and what it must give.
+
+    Attributes:
+        name: identity in the test report.
+        graph, inputs, weights: what runs.
+        expected: values of the output.
+        tolerance: relative error of the real rows.
+        rows: which rows of the output are real; all by default.
+    """
+
+    name: str
+    graph: Graph
+    inputs: Mapping[str, Array]
+    weights: Mapping[str, Weight]
+    expected: Array
+    tolerance: float
+    rows: Array | slice = field(default_factory=lambda: slice(None))
+
+
+def relative_error(got: Array, expected: Array) -> float:
+    return float(np.linalg.norm(got - expected) / np.linalg.norm(expected))
+
+
+def rng(*seed: Any) -> np.random.Generator:
+    return np.random.default_rng(list("".join(map(str, seed)).encode()))
+
+
+def normal(source: np.random.Generator, *shape: int) -> Array:
+    return source.standard_normal(shape).astype(np.float32)
+
+
+def specs(weights: Mapping[str, Weight]) -> dict[str, Any]:
+    return {name: w.spec for name, w in weights.items()}
+
+
+def values(w: Weight) -> Array:
+    """The numbers of a weight, [n_out, n_in] or [n], in float64."""
+    return dequantize(w.data, w.spec.dtype).reshape(w.spec.shape[::-1]).astype(np.float64)
+
+
+# Products
+
+
+def matmul(
+    dtype: DType,
+    n_in: int,
+    n_out: int,
+    places: tuple[int, int],
+    *,
+    counts: tuple[int, int] | None = None,
+    bias: bool = False,
+    residual: bool = False,
+    norm: bool = False,
+) -> Case:
+    """x @ W.T; `places` are of single and other rows, of which `counts` are real."""
+    name = f"matmul-{dtype}-{n_in}x{n_out}-rows{places[0]}+{places[1]}"
+    name += "".join(f"-{k}" for k, on in (("bias", bias), ("residual", residual), ("norm", norm)) if on)
+    name += f"-real{counts[0]}+{counts[1]}" if counts else ""
+    r = rng(name)
+    rows = sum(places)
+    x = normal(r, rows, n_in)
+    x[:, ::37] *= 20  # outliers, as activations have them
+    weights = {"w": weight("w", normal(r, n_out, n_in), dtype)}
+    if bias:
+        weights["b"] = weight("b", normal(r, n_out), F32)
+    if norm:
+        weights["n"] = weight("n", normal(r, n_in), F32)
+    b = GraphBuilder(specs(weights), {})
+    h = b.input("x", (rows, n_in), F32)
+    inputs = {"x": x}
+    if counts:
+        b.input("counts", (3,))
+        inputs["counts"] = np.array([*counts, 0])
+    if norm:
+        h = b.rms_norm(h, "n", "norm", 1e-5)
+        x = ref.rms_norm(x, values(weights["n"]), 1e-5).astype(np.float32)
+    expected = ref.wide(x) @ values(weights["w"]).T
+    srcs = [h]
+    if residual:
+        srcs.append(b.input("r", (rows, n_out), F32))
+        inputs["r"] = normal(r, rows, n_out)
+        expected += inputs["r"]
+    if bias:
+        expected += values(weights["b"])
+    attrs = MatMulAttrs(places[0], bias, residual)
+    y = b.node("matmul", tuple(srcs), attrs, "y", ("w", "b") if bias else ("w",))
+    real = np.arange(rows)
+    if counts:
+        real = np.concatenate([real[: counts[0]], real[places[0] : places[0] + counts[1]]])
+    plain = not dtype.is_quantized
+    tolerance = PLAIN if plain else MANY if places[1] else SINGLE
+    return Case(name, b.build(y), inputs, weights, expected, tolerance, real)
+
+
+def fused_ffn(dtype: DType, act: Any, places: tuple[int, int]) -> Case:
+    name = f"fused_ffn-{dtype}-{act}-rows{places[0]}+{places[1]}"
+    r = rng(name)
+    n_in, n_out, rows = 256, 96, sum(places)
+    weights = {n: weight(n, normal(r, n_out, n_in) / 16, dtype) for n in ("gate", "up")}
+    x = normal(r, rows, n_in)
+    b = GraphBuilder(specs(weights), {})
+    h = b.input("x", (rows, n_in), F32)
+    y = b.node("fused_ffn", (h,), FusedFFNAttrs(act, places[0]), "y", ("gate", "up"))
+    gate, up = (ref.wide(x) @ values(weights[n]).T for n in ("gate", "up"))
+    expected = ref.gated(gate, up, act)
+    tolerance = PLAIN if not dtype.is_quantized else MANY if places[1] else SINGLE
+    return Case(name, b.build(y), {"x": x}, weights, expected, tolerance)
+
+
+def embed(dtype: DType, scale: float) -> Case:
+    name = f"embed-{dtype}-x{scale:g}"
+    r = rng(name)
+    weights = {"table": weight("table", normal(r, 50, 256), dtype)}
+    ids = r.integers(0, 50, 9).astype(np.int32)
+    ids[:2] = 0, 49
+    b = GraphBuilder(specs(weights), {})
+    y = b.embed(b.input("ids", (9,)), "table", "y", scale)
+    expected = values(weights["table"])[ids] * scale
+    return Case(name, b.build(y), {"ids": ids}, weights, expected, EXACT)
+
+
+# Element-wise ops, rows, norms, rotation
+
+
+def unary(
+    name: str,
+    width: int,
+    build: Callable[[GraphBuilder, Node], Node],
+    expect: Callable[[Array], Array],
+    tolerance: float = FLOAT,
+    size: float = 3.0,
+) -> Case:
+    r = rng(name, width)
+    x = normal(r, 5, width) * np.float32(size)
+    b = GraphBuilder({}, {})
+    y = build(b, b.input("x", (5, width), F32))
+    return Case(f"{name}-{width}", b.build(y), {"x": x}, {}, expect(x), tolerance)
+
+
+def binary(
+    name: str,
+    width: int,
+    build: Callable[[GraphBuilder, Node, Node], Node],
+    expect: Callable[[Array, Array], Array],
+) -> Case:
+    r = rng(name, width)
+    x, z = normal(r, 5, width) * np.float32(4), normal(r, 5, width)
+    b = GraphBuilder({}, {})
+    y = build(b, b.input("a", (5, width), F32), b.input("b", (5, width), F32))
+    return Case(f"{name}-{width}", b.build(y), {"a": x, "b": z}, {}, expect(x, z), FLOAT)
+
+
+def rows(width: int) -> Case:
+    r = rng("rows", width)
+    x, index = normal(r, 7, width), np.array([6, 0, 3], np.int32)
+    b = GraphBuilder({}, {})
+    y = b.rows(b.input("x", (7, width), F32), b.input("index", (3,)), "y")
+    return Case(f"rows-{width}", b.build(y), {"x": x, "index": index}, {}, x[index], 0.0)
+
+
+def rms_norm(features: int, width: int, size: float = 1.0) -> Case:
+    name = f"rms_norm-{features}-by{width}-x{size:g}"
+    r = rng(name)
+    x = normal(r, 5, features) * np.float32(size)
+    weights = {"n": weight("n", normal(r, width), F32)}
+    b = GraphBuilder(specs(weights), {})
+    y = b.rms_norm(b.input("x", (5, features), F32), "n", "y", 1e-5, width)
+    expected = ref.rms_norm(x, values(weights["n"]), 1e-5)
+    return Case(name, b.build(y), {"x": x}, weights, expected, FLOAT)
+
+
+def rope_spec(style: Any, n_pairs: int, magnitude: float = 1.0) -> RopeSpec:
+    return RopeSpec(style, tuple(1e4 ** (-i / n_pairs) for i in range(n_pairs)), magnitude)
+
+
+def rope(style: Any, head_dim: int, n_pairs: int, magnitude: float = 1.0) -> Case:
+    name = f"rope-{style}-{head_dim}-{n_pairs}-m{magnitude:g}"
+    r = rng(name)
+    heads, positions = 3, np.array([0, 1, 100, 9000, 131071], np.int32)
+    x = normal(r, 5, heads * head_dim)
+    spec = rope_spec(style, n_pairs, magnitude)
+    b = GraphBuilder({}, {})
+    source, at = b.input("x", (5, heads * head_dim), F32), b.input("at", (5,))
+    y = b.rope(source, at, RopeAttrs(heads, head_dim, spec), "y")
+    expected = ref.rope(x, positions, head_dim, spec)
+    return Case(name, b.build(y), {"x": x, "at": positions}, {}, expected, FLOAT)
+
+
+def cases() -> Iterator[Case]:
+    """The table."""
+    for dtype in WEIGHT_TYPES:
+        yield matmul(dtype, 512, 80, (1, 0))
+        yield matmul(dtype, 512, 80, (3, 0), bias=True, residual=True)
+        yield matmul(dtype, 512, 80, (0, 37))
+        yield matmul(dtype, 256, 48, (4, 16), counts=(2, 13), norm=True)
+        yield fused_ffn(dtype, "silu", (2, 0))
+        yield fused_ffn(dtype, "silu", (0, 21))
+        yield embed(dtype, 1.0)
+    for dtype in (F16, BY_NAME["q4_1"], BY_NAME["q8_0"]):
+        yield matmul(dtype, 96, 16, (1, 0))
+        yield matmul(dtype, 576, 1000, (0, 130), bias=True, residual=True)
+        for n in (2, 5, 8, 9, 17):
+            yield matmul(dtype, 288, 33, (n, 0))
+        for n in (1, 2, 7):
+            yield matmul(dtype, 288, 33, (0, n))
+    yield matmul(F32, 40, 7, (2, 3))
+    yield fused_ffn(BY_NAME["q4_0"], "gelu", (1, 0))
+    yield fused_ffn(BY_NAME["q4_0"], "gelu", (0, 9))
+    yield embed(BY_NAME["q6_K"], 22.6)
+    for width in (64, 100):
+        yield binary("add", width, lambda b, x, z: b.add(x, z, "y"), lambda x, z: ref.wide(x) + z)
+        yield binary("mul", width, lambda b, x, z: b.mul(x, z, "y"), lambda x, z: ref.wide(x) * z)
+        for act in ("silu", "gelu"):
+            yield binary(
+                f"gated-{act}",
+                width,
+                lambda b, x, z, act=act: b.gated(x, z, GatedAttrs(act), "y"),  # type: ignore[misc]
+                lambda x, z, act=act: ref.gated(x, z, act),  # type: ignore[misc]
+            )
+        yield unary("scale", width, lambda b, x: b.scale(x, 0.3, "y"), lambda x: ref.wide(x) * 0.3)
+        yield unary(
+            "softcap", width, lambda b, x: b.softcap(x, 30.0, "y"), lambda x: ref.softcap(x, 30.0)
+        )
+        yield rows(width)
+    yield unary(
+        "softcap-large", 64, lambda b, x: b.softcap(x, 5.0, "y"), lambda x: ref.softcap(x, 5.0),
+        size=1e4,
+    )
+    yield rms_norm(576, 576)
+    yield rms_norm(100, 100)
+    yield rms_norm(384, 128)
+    yield rms_norm(96, 96, size=1e-4)
+    yield rms_norm(96, 96, size=1e4)
+    for style in ("neox", "interleaved"):
+        yield rope(style, 64, 32)
+        yield rope(style, 80, 40)
+        yield rope(style, 128, 32, 1.2)
+        yield rope(style, 16, 8)
