@@ -1,52 +1,14 @@
-"""Running a small graph on a backend, and the GPU tests' fixture. Not a test.
-
-A test that takes `gpu` is marked `cuda` by itself, and skipped with the reason without a GPU.
-"""
+"""Running a small graph on a backend, step by step, for the GPU tests and benches. Not a test."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from pathlib import Path
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
-import pytest
 
-from minfer.backends import ALIGNMENT, Split, Weight, create_backend
-from minfer.errors import BackendError
+from minfer.backends import ALIGNMENT, Split, Weight
 from minfer.graph import Graph
-from minfer.settings import Settings
-
-MakeGpu = Callable[..., Any]
-
-
-@pytest.fixture(scope="session")
-def kernel_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """One folder of compiled kernels for the whole session."""
-    return tmp_path_factory.mktemp("kernels")
-
-
-@pytest.fixture
-def make_gpu(kernel_cache: Path) -> Iterator[MakeGpu]:
-    """Makes CUDA backends with settings given by keyword; closes them after the test."""
-    made: list[Any] = []
-
-    def make(**settings: Any) -> Any:
-        try:
-            made.append(create_backend("cuda", Settings(cache_dir=kernel_cache, **settings)))
-        except BackendError as error:
-            pytest.skip(str(error))
-        return made[-1]
-
-    yield make
-    for backend in made:
-        backend.close()
-
-
-@pytest.fixture
-def gpu(make_gpu: MakeGpu) -> Any:
-    """A CUDA backend."""
-    return make_gpu()
 
 
 class Runner:

@@ -13,6 +13,7 @@ from minfer.backends.cuda.kv import scale_group
 from minfer.dtypes import BY_NAME, F32
 from minfer.graph import PAGE, AttentionAttrs, GraphBuilder, KVSpec
 
+pytest_plugins = ["cuda_fixtures"]
 pytestmark = pytest.mark.cuda
 
 RNG = np.random.default_rng(7)

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from cuda_harness import MakeGpu, Runner, error
+from cuda_harness import Runner, error
 
 from minfer.backends import Split
 from minfer.dtypes import BY_NAME, F32
@@ -22,6 +22,7 @@ from minfer.graph import (
     RopeSpec,
 )
 
+pytest_plugins = ["cuda_fixtures"]
 pytestmark = pytest.mark.cuda
 
 HEADS, KV_HEADS, HEAD_DIM = 6, 2, 64
@@ -81,7 +82,7 @@ class Decoder:
         return out[:live]
 
 
-def test_replay_is_bit_equal_to_eager_over_200_steps(make_gpu: MakeGpu) -> None:
+def test_replay_is_bit_equal_to_eager_over_200_steps(make_gpu: Any) -> None:
     replayed, eager = make_gpu(), make_gpu(no_cuda_graph=True)
     one, two = Decoder(replayed), Decoder(eager)
     for _ in range(200):
@@ -92,7 +93,7 @@ def test_replay_is_bit_equal_to_eager_over_200_steps(make_gpu: MakeGpu) -> None:
     assert eager.statistics()["launches"] == 200 * len(two.runner.program)
 
 
-def test_two_engines_in_two_threads(make_gpu: MakeGpu) -> None:
+def test_two_engines_in_two_threads(make_gpu: Any) -> None:
     expected = {}
     alone = make_gpu()
     for seed in (1, 2):
@@ -137,7 +138,7 @@ def test_a_moved_arena_refuses_old_programs(gpu: Any) -> None:
 
 
 @pytest.mark.parametrize("site", ["capture", "instantiate", "replay"])
-def test_a_failed_capture_turns_graphs_off_and_eager_is_right(make_gpu: MakeGpu, site: str) -> None:
+def test_a_failed_capture_turns_graphs_off_and_eager_is_right(make_gpu: Any, site: str) -> None:
     broken, healthy = make_gpu(), make_gpu(no_cuda_graph=True)
     one, two = Decoder(broken), Decoder(healthy)
     for _ in range(2):
@@ -165,7 +166,7 @@ def test_failures_come_back_as_errors(gpu: Any, site: str) -> None:
     gpu.synchronize()
 
 
-def test_out_of_memory_is_an_error_before_anything_is_taken(make_gpu: MakeGpu) -> None:
+def test_out_of_memory_is_an_error_before_anything_is_taken(make_gpu: Any) -> None:
     backend = make_gpu(gpu_mem=64)
     before = backend.device.allocated
     with pytest.raises(OutOfMemoryError, match="needs 104,857,600 bytes"):
@@ -228,7 +229,7 @@ def test_poisoned_cells_beyond_the_position_never_leak(gpu: Any) -> None:
         assert np.isfinite(decoder.step()).all()
 
 
-def test_a_closed_backend_says_so(make_gpu: MakeGpu) -> None:
+def test_a_closed_backend_says_so(make_gpu: Any) -> None:
     backend = make_gpu()
     backend.close()
     backend.close()

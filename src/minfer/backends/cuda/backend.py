@@ -53,7 +53,7 @@ class CudaBackend:
         self._states: dict[str, KVState] = {}
         self._arena = (0, 0)  # address, bytes
         self._generation = 0
-        self._scratch = (0, 0)
+        self._scratch: dict[str, tuple[int, int]] = {}  # name -> address, bytes
         self._zeros = 0
         self._open = True
 
@@ -224,12 +224,14 @@ class CudaBackend:
             key, array.nbytes, lambda address: self.device.upload(address, array)
         )
 
-    def _take_scratch(self, nbytes: int) -> int:
+    def _take_scratch(self, nbytes: int, name: str = "work") -> int:
         # an outgrown block stays allocated: programs compiled earlier use it
-        if nbytes > self._scratch[1]:
-            wanted = max(nbytes, 2 * self._scratch[1])
-            self._scratch = (self.device.allocate(wanted, "kernels' scratch"), wanted)
-        return self._scratch[0]
+        address, size = self._scratch.get(name, (0, 0))
+        if nbytes > size:
+            wanted = max(nbytes, 2 * size)
+            address = self.device.allocate(wanted, f"kernels' scratch ({name})")
+            self._scratch[name] = (address, wanted)
+        return address
 
     def _take_counters(self, count: int) -> int:
         if 4 * count > COUNTERS_BYTES:

@@ -7,6 +7,7 @@ kernels compute is unknown here.
 
 from __future__ import annotations
 
+import bisect
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -127,6 +128,7 @@ class Device:
         self._kernels: dict[Kernel, Any] = {}
         self._shared: dict[Kernel, int] = {}
         self._blocks: dict[int, int] = {}
+        self._starts: list[int] = []  # the keys of _blocks, sorted
 
     # ---- kernels --------------------------------------------------------------------------------
 
@@ -287,12 +289,14 @@ class Device:
             )
         driver.check((status,), f"allocating {nbytes} bytes")
         self._blocks[int(address)] = nbytes
+        bisect.insort(self._starts, int(address))
         return int(address)
 
     def free(self, address: int) -> None:
         """Give back what `allocate` gave; nothing in flight uses it."""
         self._bind()
         del self._blocks[address]
+        self._starts.remove(address)
         driver.check(self._cuda.cuMemFree(address), "freeing memory")
 
     @property
@@ -313,7 +317,9 @@ class Device:
         """Copy a contiguous array to the device, in order; it may be changed once this returns."""
         self._bind()
         self.faults.pass_through("upload")
-        self.staging.upload(address, np.ascontiguousarray(array).reshape(-1).view(np.uint8))
+        block = self._starts[bisect.bisect_right(self._starts, address) - 1]
+        data = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+        self.staging.upload(address, data, block)
 
     def download(self, address: int, nbytes: int) -> Bytes:
         """Wait for the work before, and copy from the device."""
@@ -365,8 +371,14 @@ class Device:
         """Wait for the work and free everything; closing twice is allowed."""
         if self.stream is None:
             return
-        self.synchronize()
-        self.staging.close()
+        try:
+            self.synchronize()
+        finally:
+            self._free_all()
+
+    def _free_all(self) -> None:
+        if "staging" in self.__dict__:
+            self.staging.close()
         for address in list(self._blocks):
             self.free(address)
         self._kernels.clear()

@@ -59,11 +59,18 @@ class Staging:
         self._slot = 0
         self._used = 0
         self._pending: list[tuple[int, int, int]] = []  # device address, slot offset, bytes
+        self._block = 0  # allocation the last of them goes to
         self.copies = 0
         """Copies to the device issued so far."""
 
-    def upload(self, target: int, data: Bytes) -> None:
-        """Take over `data` for the device address `target`; it goes out with the next flush."""
+    def upload(self, target: int, data: Bytes, block: int) -> None:
+        """Take over `data` for the device address `target`; it goes out with the next flush.
+
+        Args:
+            target: where it goes.
+            data: the bytes; they may change once this returns.
+            block: the allocation `target` lies in; one copy cannot span two.
+        """
         position = 0
         while position < data.nbytes:
             room = SLOT_BYTES - self._used
@@ -73,12 +80,12 @@ class Staging:
             n = min(room, data.nbytes - position)
             start = self._used
             self._slots[self._slot].array[start : start + n] = data[position : position + n]
-            self._add(target + position, start, n)
+            self._add(target + position, start, n, block)
             self._used = min(_aligned(start + n), SLOT_BYTES)
             position += n
 
-    def _add(self, target: int, start: int, n: int) -> None:
-        if self._pending:
+    def _add(self, target: int, start: int, n: int, block: int) -> None:
+        if self._pending and self._block == block:
             last_target, last_start, last_n = self._pending[-1]
             end = _aligned(last_n)
             if last_target + end == target and last_start + end == start:
@@ -86,6 +93,7 @@ class Staging:
                 self._pending[-1] = (last_target, last_start, end + n)
                 return
         self._pending.append((target, start, n))
+        self._block = block
 
     def flush(self) -> None:
         """Enqueue what was uploaded; called before any other work enters the stream."""

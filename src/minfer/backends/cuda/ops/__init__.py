@@ -5,6 +5,8 @@ from minfer.backends.cuda.ops import (
     elementwise,
     embed,
     kv_store,
+    matmul,
+    qkv,
     rms_norm,
     rope,
     rows,
@@ -13,6 +15,7 @@ from minfer.backends.cuda.ops.base import Op
 
 OPS: dict[str, Op] = {
     "embed": embed,
+    "matmul": matmul,
     "rms_norm": rms_norm,
     "rope": rope,
     "kv_store": kv_store,
@@ -23,5 +26,7 @@ OPS: dict[str, Op] = {
     "scale": elementwise,
     "softcap": elementwise,
     "rows": rows,
+    "fused_ffn": matmul,
+    "fused_qkv": qkv,
 }
 """Op -> its module."""

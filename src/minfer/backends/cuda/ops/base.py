@@ -80,6 +80,12 @@ def raw_key(name: str) -> tuple[str, str]:
     return ("raw", name)
 
 
+class Scratch(Protocol):
+    """Answers memory for a while: see `Context.scratch`."""
+
+    def __call__(self, nbytes: int, name: str = ...) -> int: ...
+
+
 @dataclass(frozen=True)
 class Context:
     """Addresses and facts an op's `lower` works with.
@@ -93,8 +99,8 @@ class Context:
         states: KV states by name.
         settings: the A/B switches.
         constant: makes an array of constants resident, answers its address.
-        scratch: takes bytes, answers memory that holds nothing between two launches of an op.
-            Ops that run one after another share it.
+        scratch: takes bytes, and a name where an op needs two that do not overlap; answers memory
+            that ops running one after another share, so it holds nothing when an op starts.
         counters: takes a number of 32-bit counters, answers memory that is zero whenever an op
             starts: a kernel leaves it zero.
     """
@@ -107,7 +113,7 @@ class Context:
     weights: Callable[[Hashable], int]
     states: Mapping[str, KVState]
     constant: Callable[[NDArray[np.generic]], int]
-    scratch: Callable[[int], int]
+    scratch: Scratch
     counters: Callable[[int], int]
 
     def out(self, node: Node) -> int:

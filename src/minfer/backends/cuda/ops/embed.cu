@@ -5,8 +5,24 @@
 //          row) gives a row of zeros.
 // Floor:   rows * width * (4 + bytes a weight): microseconds at any size, so the simple form stays.
 // Numerics: equal to the NumPy dequantizer bit for bit, times `scale` rounded once.
-// Macros:  TYPE, the GGUF id of the table's type.
-#include "lib/blocks.cuh"
+// Macros:  TYPE, a type of `lib/quant.cuh`.
+#include "lib/quant_gguf.cuh"
+
+// Value i of the block at b, every operation rounded on its own.
+template <class F>
+DEVICE float value(const u8* b, int i) {
+    if constexpr (F::SCALES == Scales::NONE) {
+        return Gguf<F>::value(b);
+    } else {
+        int q = Gguf<F>::code(b, i), group = i / F::GROUP;
+        if constexpr (F::TABLE) {
+            u32 word = q < 4 ? F::T0 : q < 8 ? F::T1 : q < 12 ? F::T2 : F::T3;
+            q = word >> (q % 4 * 8) & 255;
+        }
+        float product = __fmul_rn(Gguf<F>::scale(b, group), (float)(q - F::ZERO));
+        return __fadd_rn(product, Gguf<F>::minimum(b, group));
+    }
+}
 
 KERNEL embed(const i32* ids, const u8* table, float* y, int vocabulary, int width, float scale) {
     pdl_launch();
@@ -16,7 +32,7 @@ KERNEL embed(const i32* ids, const u8* table, float* y, int vocabulary, int widt
     int id = ids[row];
     float x = 0.0f;
     if (id >= 0 && id < vocabulary) {
-        constexpr int items = Block<TYPE>::items, bytes = Block<TYPE>::bytes;
+        constexpr int items = Gguf<TYPE>::ITEMS, bytes = Gguf<TYPE>::BYTES;
         const u8* line = table + (i64)id * (width / items) * bytes;
         x = __fmul_rn(value<TYPE>(line + (i64)(column / items) * bytes, column % items), scale);
     }

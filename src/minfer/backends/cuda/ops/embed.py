@@ -8,6 +8,7 @@ from minfer.backends.base import Weight
 from minfer.backends.cuda.device import Facts
 from minfer.backends.cuda.launch import Kernel, Launch, kernel
 from minfer.backends.cuda.ops.base import Context, Store, blocks
+from minfer.backends.cuda.ops.matmul_pack import FORMATS
 from minfer.dtypes import WEIGHT_TYPES, DType
 from minfer.graph import EmbedAttrs, Graph, Node
 
@@ -17,7 +18,7 @@ THREADS = 256
 def supports(node: Node, graph: Graph) -> str | None:
     """Every weight type has a decoder."""
     dtype = graph.weights[node.weights[0]].dtype
-    return None if dtype in WEIGHT_TYPES else f"a table of type {dtype} has no CUDA kernel"
+    return None if dtype.name in FORMATS else f"a table of type {dtype} has no CUDA kernel"
 
 
 def load(node: Node, weights: Mapping[str, Weight], store: Store) -> None:
@@ -42,4 +43,4 @@ def kernels(facts: Facts) -> Sequence[Kernel]:
 
 
 def _kernel(dtype: DType) -> Kernel:
-    return kernel("ops/embed.cu", "embed", "p p p i i f", TYPE=dtype.gguf_id)
+    return kernel("ops/embed.cu", "embed", "p p p i i f", TYPE=FORMATS[dtype.name].struct)
