@@ -2,6 +2,7 @@
 
 #include <cstring>
 
+#include "matmul_int8.h"
 #include "matmul_tiles.h"
 #include "simd.h"
 
@@ -60,6 +61,16 @@ void prepare_exact(const float* row, const RowRange& range, int64_t n_in, int r,
 
 void prepare_tile(Form form, const float* x, int64_t n_in, int rows, const float* norm_weight,
                   float norm_eps, uint8_t* tile, float* row) {
+    if constexpr (kHasInt8) {
+        if (is_int8(form)) {
+            for (int r = 0; r < rows; r += kInt8Rows) {
+                const int n = rows - r < kInt8Rows ? rows - r : kInt8Rows;
+                prepare_int8(form, x + r * n_in, n_in, n, norm_weight, norm_eps, tile);
+                tile += tile_bytes(form, n_in, kInt8Rows);
+            }
+            return;
+        }
+    }
     for (int r = 0; r < rows; ++r) {
         const RowRange range = normalise(x + r * n_in, n_in, norm_weight, norm_eps, row);
         if (form == Form::exact) {

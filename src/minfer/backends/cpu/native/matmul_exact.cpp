@@ -56,7 +56,8 @@ MINFER_FN void add_group(const PanelReader<F>& panel, int chunk, const uint8_t* 
 }
 
 template <Format F, int R>
-void multiply(const uint8_t* panel, int64_t n_in, const uint8_t* tile, float (*out)[kPanel]) {
+void multiply(const uint8_t* panel, int64_t n_in, const uint8_t* tile, float* out,
+              int64_t stride) {
     constexpr Traits t = traits(F);
     const ExactTile a(tile, n_in, R);
     const uint8_t* data = a.data;
@@ -76,7 +77,7 @@ void multiply(const uint8_t* panel, int64_t n_in, const uint8_t* tile, float (*o
     }
     for (int r = 0; r < R; ++r) {
         for (int part = 0; part < kParts; ++part) {
-            store(out[r] + part * kWidth, acc[r][part] * set1(a.scales[r]));
+            store(out + r * stride + part * kWidth, acc[r][part] * set1(a.scales[r]));
         }
     }
 }

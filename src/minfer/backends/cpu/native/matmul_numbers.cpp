@@ -21,7 +21,8 @@ MINFER_FN vf load_weights(const uint8_t* panel, int64_t i) {
 }
 
 template <Format F, int R>
-void multiply(const uint8_t* panel, int64_t n_in, const uint8_t* tile, float (*out)[kPanel]) {
+void multiply(const uint8_t* panel, int64_t n_in, const uint8_t* tile, float* out,
+              int64_t stride) {
     // Two independent sums hide the latency of one row; sets with more parts have enough already.
     constexpr int chains = kParts == 1 ? 2 : 1;
     const float* x = reinterpret_cast<const float*>(tile);
@@ -48,7 +49,7 @@ void multiply(const uint8_t* panel, int64_t n_in, const uint8_t* tile, float (*o
         for (int part = 0; part < kParts; ++part) {
             vf y = acc[0][r][part];
             if constexpr (chains == 2) y = y + acc[chains - 1][r][part];
-            store(out[r] + part * kWidth, y);
+            store(out + r * stride + part * kWidth, y);
         }
     }
 }
