@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from types import MappingProxyType
 
@@ -20,29 +21,24 @@ def assign(plan: Plan) -> Plan:
     Raises:
         UnsupportedError: naming the node no backend runs, with each backend's reason.
     """
-    taking_part = []
-    shut_out = ""
-    for device in plan.devices:
-        loser = _first_unsupported(device, plan)
-        if loser is None:
-            taking_part.append(device)
-        else:
-            shut_out = loser
+    sharing = _by_state(plan)
+    shut_out = {d.backend.name: _first_unsupported(d, plan) for d in plan.devices}
     chosen: list[str] = []
     reasons: dict[int, str] = {}
     for node in plan.graph.nodes:
         if node.op == "input":
             chosen.append("")
             continue
-        name, passed_over = _place(_bound(node, plan), taking_part, plan)
+        together = sharing.get(_state(node), [node])
+        name, passed_over = _place(together, shut_out, plan)
         if not name:
             raise UnsupportedError(
-                f"no backend runs this node: {shut_out or '; '.join(passed_over)}",
+                f"no backend runs this node: {'; '.join(passed_over)}",
                 where=f"{node.op} {node.name}",
             )
         chosen.append(name)
-        if passed_over or shut_out:
-            reasons[node.id] = "; ".join(passed_over) or shut_out
+        if passed_over:
+            reasons[node.id] = "; ".join(passed_over)
     return replace(plan, backend_of=tuple(chosen), reasons=MappingProxyType(reasons))
 
 
@@ -52,29 +48,37 @@ def _first_unsupported(device: Device, plan: Plan) -> str | None:
         if node.weights and device.may_take(node):
             reason = device.backend.supports(node, plan.graph)
             if reason is not None:
-                return f"{device.backend.name}: {node.name}: {reason}"
+                return f"{node.name}: {reason}"
     return None
 
 
-def _bound(node: Node, plan: Plan) -> list[Node]:
-    """The nodes that must run where `node` does: those that share its KV state."""
-    state = getattr(node.attrs, "state", None)
-    if state is None:
-        return [node]
-    return [n for n in plan.graph.nodes if getattr(n.attrs, "state", None) == state]
+def _state(node: Node) -> str:
+    """The KV state a node reads or writes, "" for none."""
+    return getattr(node.attrs, "state", "")
 
 
-def _place(nodes: list[Node], devices: list[Device], plan: Plan) -> tuple[str, list[str]]:
+def _by_state(plan: Plan) -> dict[str, list[Node]]:
+    """The nodes that must run in one place because they share a KV state, by its name."""
+    found: dict[str, list[Node]] = {}
+    for node in plan.graph.nodes:
+        if _state(node):
+            found.setdefault(_state(node), []).append(node)
+    return found
+
+
+def _place(
+    nodes: list[Node], shut_out: Mapping[str, str | None], plan: Plan
+) -> tuple[str, list[str]]:
     """The first device that runs all of `nodes`, and why those before it do not."""
     passed_over: list[str] = []
-    for device in devices:
-        reason = None
+    for device in plan.devices:
+        name = device.backend.name
+        reason = shut_out[name]
         for node in nodes:
-            if not device.may_take(node):
+            if reason is None and not device.may_take(node):
                 reason = f"beyond its {device.n_layers} layers"
-            else:
-                reason = reason or device.backend.supports(node, plan.graph)
+            reason = reason or device.backend.supports(node, plan.graph)
         if reason is None:
-            return device.backend.name, passed_over
-        passed_over.append(f"{device.backend.name}: {reason}")
+            return name, passed_over
+        passed_over.append(f"{name}: {reason}")
     return "", passed_over

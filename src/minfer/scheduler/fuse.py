@@ -187,16 +187,18 @@ def _qkv(graph: Graph, store: Node) -> Match | None:
     same = (
         len({p.matmul.srcs for p in (q, k, v)}) == 1
         and len({m.bias for m in matmuls if isinstance(m, MatMulAttrs)}) == 1
-        and (q.norm is None) == (k.norm is None)
-        and v.norm is None
         and q.rope.srcs[1] == k.rope.srcs[1]
+        and v.norm is None
     )
     if not same:
         return None
     q_rope, k_rope, first = q.rope.attrs, k.rope.attrs, matmuls[0]
     assert isinstance(q_rope, RopeAttrs) and isinstance(k_rope, RopeAttrs)
     assert isinstance(first, MatMulAttrs)
-    if q_rope.rope != k_rope.rope:
+    if replace(q_rope, n_heads=k_rope.n_heads) != k_rope:
+        return None
+    norms = [p.norm.attrs if p.norm is not None else None for p in (q, k)]
+    if norms[0] != norms[1]:
         return None
     weights = tuple(p.matmul.weights[0] for p in (q, k, v))
     if first.bias:
@@ -204,6 +206,8 @@ def _qkv(graph: Graph, store: Node) -> Match | None:
     eps = None
     if q.norm is not None and k.norm is not None:
         assert isinstance(q.norm.attrs, NormAttrs)
+        if q.norm.attrs.width != q_rope.head_dim:
+            return None  # a norm over all heads together
         weights += (*q.norm.weights, *k.norm.weights)
         eps = q.norm.attrs.eps
     fused = replace(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import partial
 
+from minfer.errors import GraphError
 from minfer.graph import Graph, verify
 from minfer.scheduler.allocate import allocate
 from minfer.scheduler.assign import assign
@@ -35,9 +36,16 @@ def make_plan(graph: Graph, devices: Sequence[Device], settings: Settings) -> Pl
     """
     plan = Plan(graph, tuple(devices))
     if settings.verify:
-        verify(graph)
-    for _name, step in passes(settings):
+        _verify(plan, "build")
+    for name, step in passes(settings):
         plan = step(plan)
         if settings.verify:
-            verify(plan.graph)
+            _verify(plan, name)
     return plan
+
+
+def _verify(plan: Plan, after: str) -> None:
+    try:
+        verify(plan.graph)
+    except GraphError as error:
+        raise GraphError(f"{error.what} (after {after})", where=error.where) from None
