@@ -27,7 +27,9 @@ from minfer.gguf.quants.bits import (
     unpack_scales_mins,
 )
 from minfer.gguf.quants.search import (
+    BY_IMPORTANCE,
     TINY,
+    Candidates,
     F,
     affine,
     extreme,
@@ -37,6 +39,10 @@ from minfer.gguf.quants.search import (
     symmetric_descent,
     total,
 )
+
+_Q2_CANDIDATES = Candidates(-0.5, 0.1, 15, absolute=True)
+_Q4_CANDIDATES = Candidates(-1.0, 0.1, 20)
+_Q5_CANDIDATES = Candidates(-0.5, 0.1, 15)
 
 
 def _scaled(q: Floats, scales: Floats, mins: Floats | None = None) -> Floats:
@@ -94,14 +100,12 @@ def dequantize_q6_k(blocks: Bytes) -> Floats:
 def quantize_q2_k(x: Floats, importance: Importance | None) -> Bytes:
     groups = _groups(x, 16)
     if importance is None:
-        scale, low, q = affine(
-            groups, np.abs(groups), 3, first=-0.5, step=0.1, steps=15, absolute=True
-        )
+        scale, low, q = affine(groups, np.abs(groups), 3, _Q2_CANDIDATES)
         d, scales = _even_steps(scale.reshape(-1, 16), 15)
         dmin, mins = _even_steps(low.reshape(-1, 16), 15)
     else:
         weights = _weights(x, importance, 16, 1)
-        scale, low, q = affine(groups, weights, 3, first=-0.9, step=0.05, steps=36, absolute=False)
+        scale, low, q = affine(groups, weights, 3, BY_IMPORTANCE)
         d, scales = _fitted_steps(scale, weights, 16, 15)
         dmin, mins = _fitted_steps(low, weights, 16, 15)
     halves, half_mins = pack_half(d), pack_half(dmin)
@@ -133,39 +137,41 @@ def quantize_q3_k(x: Floats, importance: Importance | None) -> Bytes:
 
 
 def quantize_q4_k(x: Floats, importance: Importance | None) -> Bytes:
-    half, half_min, fields, codes = _quantize_q45(x, importance, 15, first=-1.0, steps=20)
+    half, half_min, fields, codes = _quantize_q45(x, importance, 15, _Q4_CANDIDATES)
     return np.hstack([half, half_min, fields, pack_planes(codes, 32, NIBBLES)])
 
 
 def quantize_q5_k(x: Floats, importance: Importance | None) -> Bytes:
-    half, half_min, fields, codes = _quantize_q45(x, importance, 31, first=-0.5, steps=15)
+    half, half_min, fields, codes = _quantize_q45(x, importance, 31, _Q5_CANDIDATES)
     high, low = codes >> np.uint8(4), codes & np.uint8(15)
     packed = [pack_planes(high, 32, BITS), pack_planes(low, 32, NIBBLES)]
     return np.hstack([half, half_min, fields, *packed])
 
 
 def _quantize_q45(
-    x: Floats, importance: Importance | None, nmax: int, *, first: float, steps: int
+    x: Floats, importance: Importance | None, nmax: int, candidates: Candidates
 ) -> tuple[Bytes, Bytes, Bytes, Bytes]:
     """The scale, minimum scale, packed six-bit fields and codes of a q4_K or q5_K block."""
     groups = _groups(x, 32)
     if importance is None:
         weights = np.sqrt(total(groups * groups) / F(32)) + np.abs(groups)
-        scale, low, q = affine(
-            groups, weights, nmax, first=first, step=0.1, steps=steps, absolute=False
-        )
+        scale, low, q = affine(groups, weights, nmax, candidates)
         d, scales = _even_steps(scale.reshape(-1, 8), 63)
         dmin, mins = _even_steps(low.reshape(-1, 8), 63)
     else:
         weights = _weights(x, importance, 32, 2)
-        scale, low, q = affine(
-            groups, weights, nmax, first=-0.9, step=0.05, steps=36, absolute=False
-        )
+        scale, low, q = affine(groups, weights, nmax, BY_IMPORTANCE)
         d, scales = _fitted_steps(scale, weights, 8, 63)
         dmin, mins = _fitted_steps(low, weights, 8, 63)
-    half, half_min = pack_half(d), pack_half(dmin)
-    codes = _requantized(x, q, _scales(half, scales), _scales(half_min, mins), 0, nmax)
+    if nmax == 31:
+        # q4_K alone lets the steps of degenerate fits overflow their fields.
+        scales, mins = np.minimum(scales, 63), np.minimum(mins, 63)
     fields = pack_scales_mins(scales.astype(np.uint8), mins.astype(np.uint8))
+    stored_scales, stored_mins = (f.astype(np.float32) for f in unpack_scales_mins(fields))
+    half, half_min = pack_half(d), pack_half(dmin)
+    codes = _requantized(
+        x, q, _scales(half, stored_scales), _scales(half_min, stored_mins), 0, nmax
+    )
     return half, half_min, fields, codes
 
 

@@ -19,7 +19,7 @@ from minfer.gguf.quants.bits import (
     unpack_half,
     unpack_planes,
 )
-from minfer.gguf.quants.search import F, affine, extreme, symmetric
+from minfer.gguf.quants.search import BY_IMPORTANCE, F, affine, extreme, inverse, least, symmetric
 
 
 def _fifth_bits(field: Bytes) -> Bytes:
@@ -72,7 +72,7 @@ def quantize_q5_1(x: Floats, importance: Importance | None) -> Bytes:
 
 def quantize_q8_0(x: Floats, importance: Importance | None) -> Bytes:
     d = np.abs(x).max(axis=1) / F(127)
-    scaled = x * _inverse(d)[:, None]
+    scaled = x * inverse(d)[:, None]
     whole = np.trunc(scaled)
     # Halves go away from zero, as C's roundf has it.
     whole += np.where(np.abs(scaled - whole) >= F(0.5), np.sign(scaled), F(0))
@@ -84,36 +84,24 @@ def _five_bits(q: Bytes) -> tuple[Bytes, Bytes]:
     return high, pack_planes(q & np.uint8(15), 16, NIBBLES)
 
 
-def _inverse(d: Floats) -> Floats:
-    return np.where(d != 0, F(1) / d, F(0))
-
-
 def _symmetric(x: Floats, nmax: int, importance: Importance | None) -> tuple[Floats, Bytes]:
     """Scale and q in [0, 2 * nmax); without importance the extreme becomes q = 0."""
     if importance is not None:
         d, columns = symmetric(x.T, nmax, _weights(x, importance).T)
         return d, columns.T.astype(np.uint8)
     d = extreme(x.T) / F(-nmax)
-    q = np.trunc(x * _inverse(d)[:, None] + F(nmax + 0.5))
+    q = np.trunc(x * inverse(d)[:, None] + F(nmax + 0.5))
     return d, np.minimum(q, 2 * nmax - 1).astype(np.uint8)
 
 
 def _affine(x: Floats, nmax: int, importance: Importance | None) -> tuple[Floats, Floats, Bytes]:
     """Scale, minimum and q in [0, nmax]; without importance they span the block's range."""
     if importance is not None:
-        d, low, columns = affine(
-            x.T,
-            _weights(x, importance).T,
-            nmax,
-            first=-0.9,
-            step=0.05,
-            steps=36,
-            absolute=False,
-        )
+        d, low, columns = affine(x.T, _weights(x, importance).T, nmax, BY_IMPORTANCE)
         return d, -low, columns.T.astype(np.uint8)
-    low = x.min(axis=1)
-    d = (x.max(axis=1) - low) / F(nmax)
-    q = np.trunc((x - low[:, None]) * _inverse(d)[:, None] + F(0.5))
+    low = least(x.T)
+    d = (-least(-x.T) - low) / F(nmax)
+    q = np.trunc((x - low[:, None]) * inverse(d)[:, None] + F(0.5))
     return d, low, np.minimum(q, nmax).astype(np.uint8)
 
 

@@ -19,7 +19,7 @@ from minfer.gguf.quants.bits import (
     unpack_half,
     unpack_planes,
 )
-from minfer.gguf.quants.search import F, extreme, levels, nearest, nearest_level, total
+from minfer.gguf.quants.search import F, extreme, inverse, levels, nearest, nearest_level, total
 
 IQ4_LEVELS = np.array(
     [-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113], np.float32
@@ -63,7 +63,7 @@ _TRIES = 7
 def quantize_iq4_nl(x: Floats, importance: Importance | None) -> Bytes:
     weights = _weights(x, 32, importance)
     d = levels(np.ascontiguousarray(x.T), IQ4_LEVELS, _TRIES, weights)
-    q = nearest_level(_inverse(d)[:, None] * x, IQ4_LEVELS)
+    q = nearest_level(inverse(d)[:, None] * x, IQ4_LEVELS)
     return np.hstack([pack_half(d), pack_planes(q, 16, NIBBLES)])
 
 
@@ -72,9 +72,8 @@ def quantize_iq4_xs(x: Floats, importance: Importance | None) -> Bytes:
     weights = _weights(x, 256, importance)
     scales = levels(groups, IQ4_LEVELS, _TRIES, weights).reshape(-1, 8)
     d = -extreme(scales.T) / F(32)
-    steps = np.clip(nearest(_inverse(d)[:, None] * scales), -32, 31)
-    inverse = _inverse(d[:, None] * steps)
-    parts = x.reshape(-1, 8, 32) * inverse[:, :, None]
+    steps = np.clip(nearest(inverse(d)[:, None] * scales), -32, 31)
+    parts = x.reshape(-1, 8, 32) * inverse(d[:, None] * steps)[:, :, None]
     q = nearest_level(parts, IQ4_LEVELS).reshape(x.shape)
     fields = (steps + F(32)).astype(np.uint8)
     high = np.bitwise_or.reduce((fields >> np.uint8(4)).astype(np.uint16) << _PAIRS, axis=1)
@@ -101,10 +100,6 @@ def quantize_mxfp4(x: Floats, importance: Importance | None) -> Bytes:
         np.copyto(q, np.uint8(index), where=error < least)
         np.minimum(least, error, out=least)
     return np.hstack([exponent, pack_planes(q, 16, NIBBLES)])
-
-
-def _inverse(d: Floats) -> Floats:
-    return np.where(d != 0, F(1) / d, F(0))
 
 
 def _weights(x: Floats, super_block: int, importance: Importance | None) -> Floats:

@@ -7,6 +7,8 @@ columns: every array is `[items, groups]`, and a step works on all groups at onc
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 import numpy.typing as npt
 
@@ -44,11 +46,24 @@ def _ratio(numerator: Floats, denominator: Floats) -> Floats:
     return np.where(denominator > 0, numerator / denominator, F(0))
 
 
+def inverse(d: Floats) -> Floats:
+    """The inverse of scales, 0 where there is none in single precision."""
+    found = np.reciprocal(d)
+    return np.where(np.isfinite(found), found, F(0))
+
+
 def extreme(x: Floats) -> Floats:
-    """The first value of largest size in each group, with its sign."""
+    """The first value of largest size in each group, with its sign; +0 for a group of zeros."""
     index = np.abs(x).argmax(axis=0)
-    peak: Floats = np.take_along_axis(x, index[None], axis=0)[0]
-    return peak
+    return np.asarray(np.take_along_axis(x, index[None], axis=0)[0] + F(0), F)
+
+
+def least(x: Floats) -> Floats:
+    """The first of the smallest values in each group, which decides the sign of a zero."""
+    result = x[0].copy()
+    for row in x[1:]:
+        np.copyto(result, row, where=row < result)
+    return result
 
 
 def symmetric(x: Floats, nmax: int, weights: Floats | None = None) -> tuple[Floats, Floats]:
@@ -130,8 +145,31 @@ def symmetric_descent(x: Floats, nmax: int) -> tuple[Floats, Floats]:
     return scale, q
 
 
+@dataclass(frozen=True, slots=True)
+class Candidates:
+    """The inverse scales that `affine` tries: `(nmax + first + i * step) / range`, i <= last.
+
+    Attributes:
+        first: what the first candidate adds to nmax.
+        step: what each further one adds to that.
+        last: index of the last one.
+        absolute: whether errors count by their size instead of their square.
+        guarded: whether a candidate that overflows saturates, instead of giving what its bits say.
+    """
+
+    first: float
+    step: float
+    last: int
+    absolute: bool = False
+    guarded: bool = False
+
+
+BY_IMPORTANCE = Candidates(-0.9, 0.05, 36, guarded=True)
+"""What every type tries when there is an importance matrix."""
+
+
 def affine(
-    x: Floats, weights: Floats, nmax: int, *, first: float, step: float, steps: int, absolute: bool
+    x: Floats, weights: Floats, nmax: int, candidates: Candidates
 ) -> tuple[Floats, Floats, Floats]:
     """Fit `scale * q - minimum` with q in [0, nmax] and a minimum of at least 0.
 
@@ -142,26 +180,27 @@ def affine(
         x: values, [items, groups].
         weights: of the errors, [items, groups].
         nmax: largest q.
-        first: what the first candidate adds to nmax.
-        step: what each further one adds to that.
-        steps: the number of candidates, less one.
-        absolute: judge by absolute errors instead of squares.
+        candidates: what to try.
 
     Returns:
         scale and minimum of each group, [groups], and q, [items, groups].
     """
-    largest = x.max(axis=0)
-    low = np.minimum(x.min(axis=0), F(0))
+    largest = -least(-x)
+    smallest = least(x)
+    low = np.where(smallest > 0, F(0), smallest)
     flat = largest <= low
     sum_w = total(weights)
     sum_x = total(weights * x)
     iscale = F(nmax) / (largest - low)
     scale = F(1) / iscale
     q = np.clip(nearest(iscale * (x - low)), 0, nmax)
-    least = _error(x, weights, q, scale, low, absolute)
-    for index in range(steps + 1):
-        iscale = (F(first) + F(step) * F(index) + F(nmax)) / (largest - low)
-        trial = np.clip(nearest(iscale * (x - low)), 0, nmax)
+    best = _error(x, weights, q, scale, low, candidates.absolute)
+    for index in range(candidates.last + 1):
+        added = F(candidates.first) + F(candidates.step) * F(index)
+        steps = (added + F(nmax)) / (largest - low) * (x - low)
+        if candidates.guarded:
+            steps = np.where(steps > 0, np.minimum(steps, nmax), F(0))
+        trial = np.clip(nearest(steps), 0, nmax)
         wl = weights * trial
         sum_l, sum_l2, sum_xl = total(wl), total(wl * trial), total(wl * x)
         determinant = sum_w * sum_l2 - sum_l * sum_l
@@ -170,15 +209,14 @@ def affine(
         above = new_low > 0
         np.copyto(new_scale, sum_xl / sum_l2, where=above)
         np.copyto(new_low, F(0), where=above)
-        error = _error(x, weights, trial, new_scale, new_low, absolute)
-        better = (determinant > 0) & (error < least)
+        error = _error(x, weights, trial, new_scale, new_low, candidates.absolute)
+        better = (determinant > 0) & (error < best) & ~flat
         np.copyto(q, trial, where=better)
-        least = np.where(better, error, least)
+        best = np.where(better, error, best)
         scale = np.where(better, new_scale, scale)
         low = np.where(better, new_low, low)
     q[:, flat] = 0
     scale[flat] = 0
-    low = np.where(flat, np.minimum(x.min(axis=0), F(0)), low)
     return scale, -low, q
 
 
@@ -193,7 +231,7 @@ def positive(x: Floats, nmax: int, weights: Floats) -> tuple[Floats, Floats]:
     """Fit `scale * q` with q in [0, nmax] to values of at least 0.
 
     Nine scales near `max / nmax` are compared, then q are moved one at a time, up to five
-    rounds.
+    rounds. A degenerate fit may hand in a negative value: its q wraps around a byte, as in ggml.
 
     Returns:
         The scale of each group, [groups], and q, [items, groups].
@@ -201,18 +239,19 @@ def positive(x: Floats, nmax: int, weights: Floats) -> tuple[Floats, Floats]:
     largest = np.maximum(x.max(axis=0), F(0))
     empty = largest < TINY
     best_iscale = F(nmax) / largest
-    least = _squares(x, weights, nearest(best_iscale * x), F(1) / best_iscale)
+    best = _squares(x, weights, _wrapped(nearest(best_iscale * x)), F(1) / best_iscale)
     for step in range(-4, 5):
         if step == 0:
             continue
         iscale = (F(0.1) * F(step) + F(nmax)) / largest
         error = _squares(x, weights, np.minimum(nearest(iscale * x), nmax), F(1) / iscale)
-        better = error < least
-        least = np.where(better, error, least)
+        better = error < best
+        best = np.where(better, error, best)
         best_iscale = np.where(better, iscale, best_iscale)
     q = np.minimum(nearest(best_iscale * x), nmax)
     wx = weights * x
     sumlx, suml2 = total(wx * q), total(weights * q * q)
+    q = _wrapped(q)
     for _ in range(5):
         changed = False
         for i in range(len(x)):
@@ -223,7 +262,7 @@ def positive(x: Floats, nmax: int, weights: Floats) -> tuple[Floats, Floats]:
             slx += wx[i] * moved
             sl2 += weights[i] * moved * moved
             better = candidate & (slx * slx * suml2 > sumlx * sumlx * sl2)
-            q[i] = np.where(better, moved, q[i])
+            q[i] = np.where(better, _wrapped(moved), q[i])
             sumlx = np.where(better, slx, sumlx)
             suml2 = np.where(better, sl2, suml2)
             changed |= bool(better.any())
@@ -233,6 +272,11 @@ def positive(x: Floats, nmax: int, weights: Floats) -> tuple[Floats, Floats]:
     q[:, empty] = 0
     scale[empty] = 0
     return scale, q
+
+
+def _wrapped(q: Floats) -> Floats:
+    """What a byte keeps of a whole number."""
+    return np.asarray(q % F(256), F)
 
 
 def _squares(x: Floats, weights: Floats, q: Floats, scale: Floats) -> Floats:
