@@ -7,12 +7,18 @@ import pickle
 import pytest
 
 from minfer import errors
-from minfer.errors import ContextFullError, HubError, MinferError, RequestError
+from minfer.errors import (
+    ContextFullError,
+    HubError,
+    MinferError,
+    QueueFullError,
+    RequestError,
+)
 
 KINDS = [
     kind
     for _, kind in inspect.getmembers(errors, inspect.isclass)
-    if issubclass(kind, MinferError) and kind is not ContextFullError
+    if issubclass(kind, MinferError) and kind not in (ContextFullError, QueueFullError)
 ]
 
 

@@ -102,5 +102,30 @@ class ContextFullError(RequestError):
         return (ContextFullError, (self.n_prompt, self.n_ctx))
 
 
+class BusyError(MinferError):
+    """Something needs room that requests in progress hold; it may succeed later."""
+
+
+class QueueFullError(MinferError):
+    """A server has as many requests open as it takes.
+
+    Attributes:
+        n_open: sequences running and waiting.
+        capacity: how many may be.
+    """
+
+    def __init__(self, n_open: int, capacity: int) -> None:
+        self.n_open = n_open
+        self.capacity = capacity
+        super().__init__(
+            f"{n_open} sequences run or wait, and {capacity} may",
+            where="queue",
+            remedy="Try again later",
+        )
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return (QueueFullError, (self.n_open, self.capacity))
+
+
 class ClosedError(MinferError):
     """The model or engine was used after `close`."""

@@ -7,7 +7,7 @@ One thread at a time may call it; `minfer.llm` and `minfer.server` see to that.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from time import perf_counter
@@ -18,15 +18,16 @@ from numpy.typing import NDArray
 from minfer.backends import Backend, Weight
 from minfer.dtypes import F16, DType
 from minfer.engine.batcher import Chunk, bucket, pick
+from minfer.engine.inputs import fill
 from minfer.engine.pages import PagePool, Prefix, PrefixCache
 from minfer.engine.params import SamplingParams
 from minfer.engine.plans import PlanCache
 from minfer.engine.sampling import Constraint, Sampler
 from minfer.engine.sequence import Event, FinishReason, Sequence, State
-from minfer.errors import ClosedError, ContextFullError, MinferError, RequestError
+from minfer.errors import BusyError, ClosedError, ContextFullError, MinferError, RequestError
 from minfer.graph import PAGE
 from minfer.models import DecoderConfig, StepShape
-from minfer.scheduler import CompiledPlan, Device, Plan, load_weights
+from minfer.scheduler import Device, Plan, load_weights
 from minfer.settings import Settings
 
 
@@ -171,6 +172,11 @@ class Engine:
         """Pages of the KV cache: (free, held only by the prefix cache, all)."""
         return self._pool.n_free, self._cache.n_reclaimable(), self._pool.n_pages
 
+    @property
+    def n_shared_pages(self) -> int:
+        """Pages of the KV cache with more than one holder."""
+        return self._pool.n_shared
+
     # -- the step ---------------------------------------------------------------------------
 
     def step(self) -> list[tuple[Sequence, Event]]:
@@ -193,7 +199,7 @@ class Engine:
     def _compute(self, chunks: list[Chunk]) -> NDArray[np.float32]:
         """Run the batch; the logits of the rows that want them."""
         compiled = self._plans.get(self._shape_of(chunks))
-        rows = self._fill(compiled, chunks)
+        rows = fill(compiled.inputs, chunks)
         compiled.enqueue()
         return compiled.output(rows=rows)
 
@@ -282,38 +288,6 @@ class Engine:
         self.counters.preemptions += 1
         self._waiting.insert(0, sequence)
 
-    def _fill(self, compiled: CompiledPlan, chunks: list[Chunk]) -> int:
-        """Write a step's inputs; answer how many rows of logits are wanted."""
-        inputs = compiled.inputs
-        ids, positions, cells, seqs = (
-            inputs[name] for name in ("token_ids", "positions", "cells", "seqs")
-        )
-        ids[:] = 0
-        positions[:] = -1
-        cells[:] = -1
-        seqs[:] = 0
-        wanted: list[int] = []
-        counts = [0, 0]
-        starts = [0, bucket(sum(c.count for c in chunks if c.single))]
-        for chunk in chunks:
-            sequence, kind = chunk.sequence, 0 if chunk.single else 1
-            row = starts[kind] + counts[kind]
-            rows = slice(row, row + chunk.count)
-            at = np.arange(chunk.start, chunk.start + chunk.count)
-            table = np.asarray(sequence.pages, np.int32)
-            ids[rows] = sequence.tokens[chunk.start : chunk.start + chunk.count]
-            positions[rows] = at
-            cells[rows] = table[at // PAGE] * PAGE + at % PAGE
-            seqs[rows] = sequence.slot
-            inputs["page_table"][sequence.slot, : table.size] = table
-            counts[kind] += chunk.count
-            if chunk.wants_logits:
-                wanted.append(row + chunk.count - 1)
-        inputs["counts"][:] = (*counts, len(wanted))
-        inputs["out_rows"][:] = 0
-        inputs["out_rows"][: len(wanted)] = wanted
-        return len(wanted)
-
     def _advance(self, chunks: list[Chunk], logits: NDArray[np.float32], seconds: float) -> None:
         """Move every sequence past what was computed, and choose the next tokens."""
         self.counters.steps += 1
@@ -380,6 +354,10 @@ class Engine:
 
     def _release(self, sequence: Sequence) -> None:
         self._running.remove(sequence)
+        self._give_back(sequence)
+
+    def _give_back(self, sequence: Sequence) -> None:
+        """Return a sequence's pages and its slot."""
         for page in sequence.pages:
             self._pool.drop(page)
         sequence.pages = []
@@ -398,35 +376,42 @@ class Engine:
             single: take the row-at-a-time path (decode) instead of the many-rows path.
             hidden: answer hidden states, [n, width], instead of logits, [n, n_vocab].
         """
+        return np.concatenate(list(self.scan(tokens, single=single, hidden=hidden)))
+
+    def scan(
+        self, tokens: Seq[int], *, single: bool = False, hidden: bool = False
+    ) -> Iterator[NDArray[np.float32]]:
+        """`forward` in parts, between which the engine may take steps.
+
+        It holds a slot and pages until it is exhausted or closed.
+        """
         self._check_open()
         if not 0 < len(tokens) <= self.config.n_ctx:
             raise ContextFullError(len(tokens), self.config.n_ctx)
         sequence = Sequence(
             list(tokens), len(tokens), 1, frozenset(), Sampler(SamplingParams()), False
         )
-        if not self._slots or not self._make_room(sequence.pages_needed(len(tokens))):
-            raise RequestError("all pages or slots are in use", where="forward")
+        n_pages = sequence.pages_needed(len(tokens))
+        if not self._slots or not self._make_room(n_pages):
+            raise BusyError("all slots or pages of the KV cache are in use", where="engine")
         sequence.slot = self._slots.pop()
-        self._running.append(sequence)
+        for _ in range(n_pages):
+            page = self._pool.take()
+            assert page is not None, "room was made"
+            sequence.pages.append(page)
         try:
-            for _ in range(sequence.pages_needed(len(tokens))):
-                page = self._pool.take()
-                assert page is not None, "room was made"
-                sequence.pages.append(page)
-            parts = []
             step = 1 if single else self.config.prefill_rows
             for start in range(0, len(tokens), step):
                 count = min(step, len(tokens) - start)
-                parts.append(self._forward_chunk(Chunk(sequence, start, count, single), hidden))
-            return np.concatenate(parts)
+                yield self._forward_chunk(Chunk(sequence, start, count, single), hidden)
         finally:
-            self._release(sequence)
+            self._give_back(sequence)
 
     def _forward_chunk(self, chunk: Chunk, hidden: bool) -> NDArray[np.float32]:
         rows = bucket(chunk.count)
         single, other = (rows, 0) if chunk.single else (0, rows)
         compiled = self._plans.get(self._shape(single, other, rows, hidden))
-        self._fill(compiled, [chunk])
+        fill(compiled.inputs, [chunk])
         compiled.inputs["out_rows"][: chunk.count] = np.arange(chunk.count)
         compiled.inputs["counts"][2] = chunk.count
         compiled.enqueue()

@@ -27,6 +27,11 @@ class PagePool:
         """Pages nobody holds."""
         return len(self._free)
 
+    @property
+    def n_shared(self) -> int:
+        """Pages with more than one holder."""
+        return sum(count > 1 for count in self._counts)
+
     def take(self) -> int | None:
         """A free page with one reference, or None."""
         if not self._free:
