@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 import unicodedata
 
 import pytest
@@ -32,6 +33,32 @@ def split(name: str, text: str) -> list[str]:
 @given(text=words)
 def test_pieces_joined_are_the_text(name: str, text: str) -> None:
     assert "".join(split(name, text)) == text
+
+
+@settings(deadline=None)
+@given(text=words)
+def test_the_lookbehind_changes_no_piece(text: str) -> None:
+    patterns = PRE_TOKENIZERS["deepseek-llm"].patterns
+    published = [pattern.replace("(?<!\\s)", "") for pattern in patterns]
+    assert published != list(patterns)
+    assert splitter(patterns).pre_tokenize_str(text) == splitter(tuple(published)).pre_tokenize_str(
+        text
+    )
+
+
+ONE_OF_EACH = sorted({family: name for name, family in PRE_TOKENIZERS.items()}.values())
+RUNS = (" ", "\t ", "\u3000", "\n", " \n", "a", "A", "aA", "a\u0301", "1", "!", "'s", "好")
+
+
+@pytest.mark.parametrize("name", ONE_OF_EACH)
+def test_no_split_is_quadratic(name: str) -> None:
+    split = splitter(pre_tokenizer(name).patterns)
+    start = time.process_time()
+    for unit in RUNS:
+        for tail in ("1", "好", "!", "a"):
+            split.pre_tokenize_str(unit * (40_000 // len(unit)) + tail)
+    # Two million characters in all; one quadratic run of 40,000 takes four seconds alone.
+    assert time.process_time() - start < 8.0
 
 
 # Facts of each family, as its own tokenizer.json states them.

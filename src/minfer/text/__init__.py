@@ -3,6 +3,7 @@
 Everything here is built from a GGUF file's metadata, given as a mapping; no file is opened.
 """
 
+from minfer.text.pretokenizers import PRE_TOKENIZERS
 from minfer.text.reply import Reply, ReplyParser, ReplyStyle, parse_reply
 from minfer.text.stream import StopStrings, TextStream
 from minfer.text.template import ChatTemplate
@@ -10,6 +11,7 @@ from minfer.text.tokenizer import Tokenizer
 from minfer.text.tools import ToolCall
 
 __all__ = [
+    "PRE_TOKENIZERS",
     "ChatTemplate",
     "Reply",
     "ReplyParser",

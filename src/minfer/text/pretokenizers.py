@@ -105,7 +105,7 @@ _FAMILIES: tuple[tuple[PreTokenizer, str], ...] = (
                 r"[\r\n]",
                 _DEEPSEEK_LETTERS,
                 r"\s?[!-/:-~！-／：-～‘-‟　-。]+",
-                r"\s+$",
+                r"(?<!\s)\s+$",  # published without the lookbehind, which only saves vain tries
                 _DEEPSEEK_CJK,
                 r"\p{N}",
             )
