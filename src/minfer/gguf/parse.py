@@ -272,7 +272,7 @@ def _alignment(cursor: _Cursor, values: dict[str, Typed]) -> int:
     if declared is None:
         return DEFAULT_ALIGNMENT
     if declared.type is not ValueType.U32:
-        cursor.fail(ALIGNMENT_KEY, f"the value is of type {declared.describe()}, but should be u32")
+        cursor.fail(ALIGNMENT_KEY, f"the value is {declared.describe()}, but should be u32")
     value = int(declared.value)
     if value.bit_count() != 1:
         cursor.fail(ALIGNMENT_KEY, f"{value} is not a power of two")

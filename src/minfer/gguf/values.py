@@ -132,9 +132,9 @@ class Typed:
         return self.value
 
     def describe(self) -> str:
-        """The declared type in words, as error messages print it."""
+        """The declared type in words with a scalar's value, as error messages print it."""
         if self.item is None:
-            return self.type.name.lower()
+            return f"{self.type.name.lower()} {_shown(self.value)}"
         return f"array of {len(self.value)} {self.item.name.lower()}"
 
 
@@ -297,8 +297,7 @@ class Metadata(Mapping[str, Any]):
         return default
 
     def _wrong(self, key: str, found: Typed, wanted: str) -> FormatError:
-        shown = "" if found.item else f" {found.value!r:.40}"
         return FormatError(
-            f"the value is of type {found.describe()}{shown}, but should be {wanted}",
+            f"the value is {found.describe()}, but should be {wanted}",
             where=f"{self._source}: {key}",
         )

@@ -48,8 +48,9 @@ def _ratio(numerator: Floats, denominator: Floats) -> Floats:
 
 def inverse(d: Floats) -> Floats:
     """The inverse of scales, 0 where there is none in single precision."""
-    found = np.reciprocal(d)
-    return np.where(np.isfinite(found), found, F(0))
+    found: Floats = np.reciprocal(d)
+    np.copyto(found, F(0), where=~np.isfinite(found))
+    return found
 
 
 def extreme(x: Floats) -> Floats:
@@ -60,7 +61,7 @@ def extreme(x: Floats) -> Floats:
 
 def least(x: Floats) -> Floats:
     """The first of the smallest values in each group, which decides the sign of a zero."""
-    result = x[0].copy()
+    result = np.array(x[0])
     for row in x[1:]:
         np.copyto(result, row, where=row < result)
     return result
