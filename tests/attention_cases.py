@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
-
 import op_reference as ref
 from backend_runner import poison, run
+from numpy.typing import NDArray
+
 from minfer.backends import Backend
 from minfer.dtypes import F16, F32, I32, DType
 from minfer.graph import PAGE, AttentionAttrs, GraphBuilder, KVSpec
@@ -68,8 +68,14 @@ class Heads:
     def attrs(self, single_rows: int) -> AttentionAttrs:
         scale = self.head_dim**-0.5
         return AttentionAttrs(
-            "kv", self.n_heads, self.n_kv_heads, self.head_dim, scale, single_rows,
-            self.window, self.softcap,
+            "kv",
+            self.n_heads,
+            self.n_kv_heads,
+            self.head_dim,
+            scale,
+            single_rows,
+            self.window,
+            self.softcap,
         )
 
     def numbers(self, seq: Seq) -> tuple[Array, Array, Array]:
@@ -116,8 +122,16 @@ def attend(on: Backend, heads: Heads, seqs: tuple[Seq, ...], shuffle: int = 0) -
             cells[at] = table[i, new // PAGE] * PAGE + new % PAGE
             start += seq.new
 
-    inputs = {"q": q, "k": k, "v": v, "positions": positions, "seqs": slots, "cells": cells,
-              "table": table, "counts": np.array([*real, 0], np.int32)}
+    inputs = {
+        "q": q,
+        "k": k,
+        "v": v,
+        "positions": positions,
+        "seqs": slots,
+        "cells": cells,
+        "table": table,
+        "counts": np.array([*real, 0], np.int32),
+    }
     b = GraphBuilder({}, {"kv": spec})
     nodes = {
         name: b.input(name, x.shape, F32 if x.dtype == np.float32 else I32)
@@ -125,8 +139,13 @@ def attend(on: Backend, heads: Heads, seqs: tuple[Seq, ...], shuffle: int = 0) -
     }
     after = b.kv_store(nodes["k"], nodes["v"], nodes["cells"], "kv", "store")
     y = b.attention(
-        nodes["q"], nodes["positions"], nodes["seqs"], nodes["table"], after,
-        heads.attrs(places[0]), "attention",
+        nodes["q"],
+        nodes["positions"],
+        nodes["seqs"],
+        nodes["table"],
+        after,
+        heads.attrs(places[0]),
+        "attention",
     )
     (out,) = run(on, b.build(y), inputs, {})
     return [out[where[i]] for i in range(len(seqs))]

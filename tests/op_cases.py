@@ -10,10 +10,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
-
 import op_reference as ref
 from backend_runner import weight
+from numpy.typing import NDArray
+
 from minfer.backends import Weight
 from minfer.dtypes import BY_NAME, F16, F32, WEIGHT_TYPES, DType
 from minfer.gguf import dequantize
@@ -96,7 +96,9 @@ def matmul(
 ) -> Case:
     """x @ W.T; `places` are of single and other rows, of which `counts` are real."""
     name = f"matmul-{dtype}-{n_in}x{n_out}-rows{places[0]}+{places[1]}"
-    name += "".join(f"-{k}" for k, on in (("bias", bias), ("residual", residual), ("norm", norm)) if on)
+    name += "".join(
+        f"-{k}" for k, on in (("bias", bias), ("residual", residual), ("norm", norm)) if on
+    )
     name += f"-real{counts[0]}+{counts[1]}" if counts else ""
     r = rng(name)
     rows = sum(places)
@@ -265,7 +267,10 @@ def cases() -> Iterator[Case]:
         )
         yield rows(width)
     yield unary(
-        "softcap-large", 64, lambda b, x: b.softcap(x, 5.0, "y"), lambda x: ref.softcap(x, 5.0),
+        "softcap-large",
+        64,
+        lambda b, x: b.softcap(x, 5.0, "y"),
+        lambda x: ref.softcap(x, 5.0),
         size=1e4,
     )
     yield rms_norm(576, 576)

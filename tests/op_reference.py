@@ -25,7 +25,9 @@ def rms_norm(x: Array, weight: Array, eps: float) -> Array:
 def rope(x: Array, positions: Array, head_dim: int, spec: RopeSpec) -> Array:
     n = len(spec.inv_freq)
     pairs = np.arange(n)
-    first, second = (2 * pairs, 2 * pairs + 1) if spec.style == "interleaved" else (pairs, pairs + n)
+    first, second = (
+        (2 * pairs, 2 * pairs + 1) if spec.style == "interleaved" else (pairs, pairs + n)
+    )
     heads = wide(x).reshape(x.shape[0], -1, head_dim)
     turn = np.exp(1j * wide(positions)[:, None] * np.array(spec.inv_freq)) * spec.magnitude
     turned = (heads[..., first] + 1j * heads[..., second]) * turn[:, None, :]

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-
 from attention_cases import Heads, Seq, attend, decode, expected, prefill
 from backend_runner import BACKENDS, backend
+from op_cases import relative_error
+
 from minfer.dtypes import F16, F32, Q8_0
 from minfer.graph import PAGE, KVSpec
-from op_cases import relative_error
 
 TOLERANCE = {F32: 1e-5, F16: 1e-3, Q8_0: 2e-2}
 
@@ -123,9 +123,7 @@ def test_pages_can_be_copied_saved_and_restored(name: str, dtype: object) -> Non
 @pytest.mark.parametrize("name", BACKENDS)
 def test_a_smaller_type_takes_less_memory(name: str) -> None:
     with backend(name) as on:
-        taken = [
-            on.add_state(KVSpec(f"kv.{dtype}", 2, 64, dtype, 4)) for dtype in (F32, F16, Q8_0)
-        ]
+        taken = [on.add_state(KVSpec(f"kv.{dtype}", 2, 64, dtype, 4)) for dtype in (F32, F16, Q8_0)]
     assert taken[0] == 4 * PAGE * 2 * 64 * 2 * 4
     assert taken[1] == taken[0] // 2
     assert taken[2] == taken[0] * 34 // 128

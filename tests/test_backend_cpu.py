@@ -7,9 +7,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-
 from attention_cases import Heads, attend, decode, prefill
 from backend_runner import backend, run, weight
+from op_cases import matmul, normal, relative_error, rng, rope_spec, specs, values
+
 from minfer.backends import Backend, Split, Weight, create_backend
 from minfer.backends.cpu import CpuBackend, available_isas
 from minfer.dtypes import BY_NAME, F16, F32, Q8_0
@@ -26,7 +27,6 @@ from minfer.graph import (
     WeightSpec,
 )
 from minfer.settings import Settings
-from op_cases import matmul, normal, relative_error, rng, rope_spec, specs, values
 
 ISAS = [pytest.param(f"cpu-{isa}", id=isa) for isa in available_isas()]
 BEST = f"cpu-{available_isas()[0]}"
@@ -106,9 +106,7 @@ def _qkv(bias: bool, norm: bool, style: str) -> tuple[dict[str, Weight], Graph, 
 @pytest.mark.parametrize("name", ISAS)
 @pytest.mark.parametrize("style", ["neox", "interleaved"])
 @pytest.mark.parametrize(("bias", "norm"), [(False, False), (True, False), (False, True)])
-def test_fused_qkv_is_its_chain_bit_for_bit(
-    name: str, style: str, bias: bool, norm: bool
-) -> None:
+def test_fused_qkv_is_its_chain_bit_for_bit(name: str, style: str, bias: bool, norm: bool) -> None:
     made, *graphs = _qkv(bias, norm, style)
     r = rng("qkv inputs")
     inputs = {

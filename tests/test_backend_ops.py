@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-
 from backend_runner import BACKENDS, backend, run
 from op_cases import Case, cases, relative_error
 
