@@ -46,7 +46,7 @@ struct PanelReader {
             // 2^(e - 128), the doubled numbers' scale; 0 instead of the two subnormal powers.
             return as_vf(shift_left<23>(load_u8(block + part * kWidth))) * set1(0.5f);
         } else if constexpr (kTraits.scales == Scales::nibble) {
-            return factor[part] * to_float(and_(load_u8(integers), 15));
+            return factor[part] * to_float(load_u8(integers) & 15);
         } else {
             return factor[part] * load_i8(integers);
         }

@@ -15,19 +15,7 @@ namespace minfer::MINFER_ISA {
 
 namespace {
 
-// One chunk of 32 inputs, one register of columns.
-template <Format F, int R, int Begin, int End>
-MINFER_FN void dot_codes(const PanelReader<F>& panel, int chunk, int part, const uint8_t* data,
-                         ExactDot (&dots)[R]) {
-    if constexpr (Begin < End) {
-        const ExactDot::Operand codes =
-            ExactDot::prepare(panel.template code<Begin>(chunk, part));
-        for (int r = 0; r < R; ++r) dots[r].template add<Begin>(codes, data + r * 64);
-        dot_codes<F, R, Begin + 1, End>(panel, chunk, part, data, dots);
-    }
-}
-
-// The group that starts at input 4 * Begin of a chunk.
+// The group that starts at input 4 * Begin of a chunk of 32.
 template <Format F, int R, int Begin>
 MINFER_FN void add_group(const PanelReader<F>& panel, int chunk, const uint8_t* data,
                          const int32_t* sums, vf (&acc)[R][kParts]) {
@@ -35,37 +23,40 @@ MINFER_FN void add_group(const PanelReader<F>& panel, int chunk, const uint8_t* 
     constexpr int offset = t.offset - ExactDot::kCodeShift;
     const int group = (chunk * 32 + 4 * Begin) / t.group;
     int32_t sum[R];
-    for (int r = 0; r < R; ++r) {
+    unroll<R>([&](auto r) MINFER_LAMBDA {
         sum[r] = t.group == 16 ? sums[2 * r + Begin / 4] : sums[2 * r] + sums[2 * r + 1];
-    }
-    for (int part = 0; part < kParts; ++part) {
+    });
+    unroll<kParts>([&](auto part) MINFER_LAMBDA {
         ExactDot dots[R];
-        for (int r = 0; r < R; ++r) dots[r].start(-offset * sum[r]);
-        dot_codes<F, R, Begin, Begin + t.group / 4>(panel, chunk, part, data, dots);
+        unroll<R>([&](auto r) MINFER_LAMBDA { dots[r].start(-offset * sum[r]); });
+        unroll<t.group / 4>([&](auto i) MINFER_LAMBDA {
+            constexpr int plane = Begin + i;
+            const auto codes = ExactDot::prepare(panel.template code<plane>(chunk, part));
+            unroll<R>([&](auto r) MINFER_LAMBDA {
+                dots[r].template add<plane>(codes, data + r * 64);
+            });
+        });
         const vf scale = panel.scale(group, part);
-        for (int r = 0; r < R; ++r) {
+        unroll<R>([&](auto r) MINFER_LAMBDA {
             acc[r][part] = fma(scale, to_float(dots[r].total()), acc[r][part]);
-        }
+        });
         if constexpr (t.minimum) {
             const vf minimum = panel.minimum(group, part);
-            for (int r = 0; r < R; ++r) {
+            unroll<R>([&](auto r) MINFER_LAMBDA {
                 acc[r][part] = fma(minimum, to_float(iset1(sum[r])), acc[r][part]);
-            }
+            });
         }
-    }
+    });
 }
 
 template <Format F, int R>
-void multiply(const uint8_t* panel, int64_t n_in, const uint8_t* tile, float* out,
-              int64_t stride) {
+void multiply(const uint8_t* panel, int64_t n_in, const uint8_t* tile, float* out, int64_t stride) {
     constexpr Traits t = traits(F);
     const ExactTile a(tile, n_in, R);
     const uint8_t* data = a.data;
     const int32_t* sums = a.sums;
     vf acc[R][kParts];
-    for (int r = 0; r < R; ++r) {
-        for (int part = 0; part < kParts; ++part) acc[r][part] = set1(0.0f);
-    }
+    unroll<R * kParts>([&](auto i) MINFER_LAMBDA { acc[i / kParts][i % kParts] = set1(0.0f); });
     for (int64_t i = 0; i < n_in / t.block; ++i, panel += BlockLayout(t).bytes) {
         const PanelReader<F> reader(panel);
         for (int chunk = 0; chunk < t.block / 32; ++chunk) {
@@ -75,11 +66,11 @@ void multiply(const uint8_t* panel, int64_t n_in, const uint8_t* tile, float* ou
             sums += R * 2;
         }
     }
-    for (int r = 0; r < R; ++r) {
-        for (int part = 0; part < kParts; ++part) {
+    unroll<R>([&](auto r) MINFER_LAMBDA {
+        unroll<kParts>([&](auto part) MINFER_LAMBDA {
             store(out + r * stride + part * kWidth, acc[r][part] * set1(a.scales[r]));
-        }
-    }
+        });
+    });
 }
 
 template <Format F>

@@ -52,11 +52,11 @@ MINFER_FN vf butterfly(vf x) {
                                  : Distance == 4 ? 0xf0f0
                                                  : 0xff00;
     __m512 other;
-    if constexpr (Distance == 1) other = _mm512_permute_ps(x.v, 0xb1);
-    if constexpr (Distance == 2) other = _mm512_permute_ps(x.v, 0x4e);
-    if constexpr (Distance == 4) other = _mm512_shuffle_f32x4(x.v, x.v, 0xb1);
-    if constexpr (Distance == 8) other = _mm512_shuffle_f32x4(x.v, x.v, 0x4e);
-    return {_mm512_mask_sub_ps(_mm512_add_ps(x.v, other), second, other, x.v)};
+    if constexpr (Distance == 1) other = _mm512_permute_ps(x, 0xb1);
+    if constexpr (Distance == 2) other = _mm512_permute_ps(x, 0x4e);
+    if constexpr (Distance == 4) other = _mm512_shuffle_f32x4(x, x, 0xb1);
+    if constexpr (Distance == 8) other = _mm512_shuffle_f32x4(x, x, 0x4e);
+    return _mm512_mask_sub_ps(x + other, second, other, x);
 }
 
 // Hadamard transform of every `Points` consecutive inputs, in the order of the weights' one.
@@ -75,9 +75,9 @@ MINFER_FN float poison(const Inputs& v) {
 }
 
 // Four rows of 16 int32 that fit a byte -> data[t][r][4].
-MINFER_FN void store_data(int8_t (*data)[kInt8Rows][4], const __m512i (&q)[kInt8Rows]) {
+MINFER_FN void store_data(int8_t (*data)[kInt8Rows][4], const vi (&q)[kInt8Rows]) {
     __m128i row[kInt8Rows];
-    for (int r = 0; r < kInt8Rows; ++r) row[r] = _mm512_cvtepi32_epi8(q[r]);
+    for (int r = 0; r < kInt8Rows; ++r) row[r] = _mm512_cvtepi32_epi8(__m512i(q[r]));
     const __m128i a = _mm_unpacklo_epi32(row[0], row[1]), b = _mm_unpacklo_epi32(row[2], row[3]);
     const __m128i c = _mm_unpackhi_epi32(row[0], row[1]), d = _mm_unpackhi_epi32(row[2], row[3]);
     __m128i* out = reinterpret_cast<__m128i*>(data);
@@ -90,7 +90,7 @@ MINFER_FN void store_data(int8_t (*data)[kInt8Rows][4], const __m512i (&q)[kInt8
 template <int Points>
 void prepare_rotated(const Reader& x, int64_t n_in, RotatedBlock* out) {
     for (int64_t k = 0; k < n_in; k += 32, ++out) {
-        __m512i q[2][kInt8Rows];
+        vi q[2][kInt8Rows];
         for (int r = 0; r < kInt8Rows; ++r) {
             Inputs v = x.read(r, k);
             const float first = sum(v.half[0]);
@@ -100,9 +100,9 @@ void prepare_rotated(const Reader& x, int64_t n_in, RotatedBlock* out) {
             v = {{rotate<Points>(v.half[0]), rotate<Points>(v.half[1])}};
             const float most = largest(v);
             const vf inverse = set1(most > 0 ? 127.0f / most : 0.0f);
-            for (int h = 0; h < 2; ++h) q[h][r] = to_int(v.half[h] * inverse).v;
-            const int32_t head = sum(vi{q[0][r]});
-            out->bias[0][r] = -128 * (head + sum(vi{q[1][r]}));
+            for (int h = 0; h < 2; ++h) q[h][r] = to_int(v.half[h] * inverse);
+            const int32_t head = sum(q[0][r]);
+            out->bias[0][r] = -128 * (head + sum(q[1][r]));
             out->bias[1][r] = -128 * head;
             out->scale[r] = most * (1.0f / 127) + bad;
         }
@@ -122,7 +122,7 @@ void prepare_wide(const Reader& x, int64_t n_in, WideBlock* out) {
         }
     }
     for (int64_t i = 0; i < blocks; ++i, ++out) {
-        __m512i high[2][kInt8Rows], low[2][kInt8Rows];
+        vi high[2][kInt8Rows], low[2][kInt8Rows];
         out->has_low = 0;
         for (int r = 0; r < kInt8Rows; ++r) {
             const Inputs v = x.read(r, 32 * i);
@@ -133,11 +133,11 @@ void prepare_wide(const Reader& x, int64_t n_in, WideBlock* out) {
                 // a = 256 high + low; without a second term a is a multiple of 256.
                 vi a = to_int(v.half[h] * set1(two ? 256.0f * inverse : inverse));
                 if (!two) a = shift_left<8>(a);
-                high[h][r] = shift_right<8>(a + iset1(128)).v;
-                low[h][r] = _mm512_sub_epi32(a.v, _mm512_slli_epi32(high[h][r], 8));
+                high[h][r] = shift_right<8>(a + 128);
+                low[h][r] = a - shift_left<8>(high[h][r]);
             }
-            out->bias[0][r] = -128 * (sum(vi{high[0][r]}) + sum(vi{high[1][r]}));
-            out->bias[1][r] = -128 * (sum(vi{low[0][r]}) + sum(vi{low[1][r]}));
+            out->bias[0][r] = -128 * (sum(high[0][r]) + sum(high[1][r]));
+            out->bias[1][r] = -128 * (sum(low[0][r]) + sum(low[1][r]));
             out->scale[r] = most * (1.0f / 127) + poison(v);
             out->has_low |= two;
         }

@@ -15,34 +15,34 @@ namespace {
 
 // Sums and differences of bytes that lie `Distance` apart in each 32-bit lane.
 template <int Distance>
-MINFER_FN __m512i butterfly(__m512i x) {
+MINFER_FN vb butterfly(vb x) {
     static_assert(Distance == 1 || Distance == 2);
-    const __m512i swap_neighbours = _mm512_set4_epi32(0x0e0f0c0d, 0x0a0b0809, 0x06070405, 0x02030001);
-    const __m512i other =
-        Distance == 2 ? _mm512_rol_epi32(x, 16) : _mm512_shuffle_epi8(x, swap_neighbours);
+    const __m512i swap = _mm512_set4_epi32(0x0e0f0c0d, 0x0a0b0809, 0x06070405, 0x02030001);
+    const vb other = vb(Distance == 2 ? _mm512_rol_epi32(__m512i(x), 16)
+                                      : _mm512_shuffle_epi8(__m512i(x), swap));
     const __mmask64 second = Distance == 2 ? 0xccccccccccccccccu : 0xaaaaaaaaaaaaaaaau;
-    return _mm512_mask_sub_epi8(_mm512_add_epi8(x, other), second, other, x);
+    return vb(_mm512_mask_sub_epi8(__m512i(x + other), second, __m512i(other), __m512i(x)));
 }
 
 // Hadamard transform of every `Points` consecutive inputs of a chunk of 32. Bytes may wrap on the
 // way: the results fit, and sums are right modulo 256.
 template <int Points>
-MINFER_FN void rotate(__m512i (&codes)[8]) {
+MINFER_FN void rotate(vb (&codes)[8]) {
     for (int distance = 1; distance < Points / 4; distance *= 2) {
         for (int t = 0; t < 8; ++t) {
             if (t & distance) continue;
-            const __m512i a = codes[t], b = codes[t + distance];
-            codes[t] = _mm512_add_epi8(a, b);
-            codes[t + distance] = _mm512_sub_epi8(a, b);
+            const vb a = codes[t], b = codes[t + distance];
+            codes[t] = a + b;
+            codes[t + distance] = a - b;
         }
     }
-    for (__m512i& x : codes) x = butterfly<1>(butterfly<2>(x));
+    for (vb& x : codes) x = butterfly<1>(butterfly<2>(x));
 }
 
 template <Format F, int T = 0>
-MINFER_FN void read_codes(const PanelReader<F>& panel, int chunk, __m512i (&codes)[8]) {
+MINFER_FN void read_codes(const PanelReader<F>& panel, int chunk, vb (&codes)[8]) {
     if constexpr (T < 8) {
-        codes[T] = panel.template code<T>(chunk, 0).v;
+        codes[T] = panel.template code<T>(chunk, 0);
         read_codes<F, T + 1>(panel, chunk, codes);
     }
 }
@@ -56,15 +56,15 @@ void expand(int64_t n_in, const uint8_t* panel, uint8_t* codes_out, float* scale
     for (int64_t i = 0; i < n_in / t.block; ++i, panel += BlockLayout(t).bytes) {
         const PanelReader<F> reader(panel);
         for (int chunk = 0; chunk < t.block / 32; ++chunk) {
-            __m512i codes[8];
+            vb codes[8];
             read_codes(reader, chunk, codes);
             if constexpr (n > 1) {
-                for (__m512i& x : codes) x = _mm512_sub_epi8(x, _mm512_set1_epi8(centre));
+                for (vb& x : codes) x = x - set1_bytes(centre);
                 rotate<n>(codes);
-                for (__m512i& x : codes) x = _mm512_xor_si512(x, _mm512_set1_epi8(char(0x80)));
+                for (vb& x : codes) x = x + set1_bytes(128);
             }
             for (int k = 0; k < 8; ++k, codes_out += kPair * kPlane) {
-                _mm512_store_si512(codes_out, codes[k]);
+                store_bytes(codes_out, codes[k]);
             }
         }
         for (int g = 0; g < t.block / t.group; ++g) {

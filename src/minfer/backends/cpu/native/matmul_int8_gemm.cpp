@@ -14,71 +14,54 @@ namespace minfer::avx512 {
 
 namespace {
 
-struct Sums {
-    vf of[kInt8Rows][kPair];
-};
+using Dots = vi[kInt8Rows][kPair];
+using Sums = vf[kInt8Rows][kPair];
 
-MINFER_FN Sums zeros() {
-    Sums sums;
-    for (auto& row : sums.of) row[0] = row[1] = set1(0.0f);
-    return sums;
+// f(row, panel) for every register of a tile.
+template <typename F>
+MINFER_FN void for_each(F&& f) {
+    unroll<kInt8Rows>([&](auto r) MINFER_LAMBDA {
+        unroll<kPair>([&](auto p) MINFER_LAMBDA { f(r, p); });
+    });
 }
-
-MINFER_FN void store_sums(const Sums& sums, float* out, int64_t stride) {
-    for (int r = 0; r < kInt8Rows; ++r) {
-        for (int p = 0; p < kPair; ++p) store(out + r * stride + p * kPanel, sums.of[r][p]);
-    }
-}
-
-using Dots = __m512i[kInt8Rows][kPair];
 
 MINFER_FN void start(Dots& dots, const int32_t (&bias)[kInt8Rows]) {
-    for (int r = 0; r < kInt8Rows; ++r) {
-        dots[r][0] = dots[r][1] = _mm512_set1_epi32(bias[r]);
-    }
+    for_each([&](auto r, auto p) MINFER_LAMBDA { dots[r][p] = iset1(bias[r]); });
 }
 
-// Dot products of the four inputs at each of planes [begin, end).
+// Add the dot products over planes [Begin, End).
 template <int Begin, int End>
 MINFER_FN void dot(Dots& dots, const uint8_t* weights, const int8_t (&data)[8][kInt8Rows][4]) {
-#pragma GCC unroll 8
-    for (int t = Begin; t < End; ++t) {
-        const __m512i w0 = _mm512_load_si512(weights + 2 * t * kPlane);
-        const __m512i w1 = _mm512_load_si512(weights + (2 * t + 1) * kPlane);
-        for (int r = 0; r < kInt8Rows; ++r) {
-            int32_t four;
-            __builtin_memcpy(&four, data[t][r], 4);
-            const __m512i a = _mm512_set1_epi32(four);
-            dots[r][0] = _mm512_dpbusd_epi32(dots[r][0], w0, a);
-            dots[r][1] = _mm512_dpbusd_epi32(dots[r][1], w1, a);
-        }
-    }
+    unroll<End - Begin>([&](auto i) MINFER_LAMBDA {
+        constexpr int t = Begin + i;
+        const vb w[kPair] = {load_bytes(weights + 2 * t * kPlane),
+                             load_bytes(weights + (2 * t + 1) * kPlane)};
+        for_each([&](auto r, auto p) MINFER_LAMBDA {
+            dots[r][p] = dot4(dots[r][p], w[p], data[t][r]);
+        });
+    });
 }
 
 MINFER_FN void scale_and_add(Sums& sums, const Dots& dots, const float* scales,
                              const float (&row_scales)[kInt8Rows]) {
-    for (int p = 0; p < kPair; ++p) {
-        const vf w = load(scales + p * kPanel);
-        for (int r = 0; r < kInt8Rows; ++r) {
-            sums.of[r][p] = fma(to_float(vi{dots[r][p]}), w * set1(row_scales[r]), sums.of[r][p]);
-        }
-    }
+    for_each([&](auto r, auto p) MINFER_LAMBDA {
+        const vf scale = load(scales + p * kPanel) * set1(row_scales[r]);
+        sums[r][p] = fma(to_float(dots[r][p]), scale, sums[r][p]);
+    });
 }
 
 MINFER_FN void add_minimums(Sums& sums, const float* minimums, const float (&row_sums)[kInt8Rows]) {
-    for (int p = 0; p < kPair; ++p) {
-        const vf m = load(minimums + p * kPanel);
-        for (int r = 0; r < kInt8Rows; ++r) {
-            sums.of[r][p] = fma(m, set1(row_sums[r]), sums.of[r][p]);
-        }
-    }
+    for_each([&](auto r, auto p) MINFER_LAMBDA {
+        sums[r][p] = fma(load(minimums + p * kPanel), set1(row_sums[r]), sums[r][p]);
+    });
 }
 
 template <int Group, bool Minimum>
 void multiply_rotated(int64_t n_in, const uint8_t* weights, const float* scales,
                       const float* minimums, const RotatedBlock* a, float* out,
                       int64_t stride) {
-    Sums sums = zeros();
+    Sums sums;
+    for_each([&](auto r, auto p) MINFER_LAMBDA { sums[r][p] = set1(0.0f); });
     for (int64_t i = 0; i < n_in / 32; ++i, ++a, weights += 32 * kPair * kPanel) {
         Dots dots;
         if constexpr (Group == 32) {
@@ -105,27 +88,25 @@ void multiply_rotated(int64_t n_in, const uint8_t* weights, const float* scales,
         scales += 32 / Group * kPair * kPanel;
         minimums += 32 / Group * kPair * kPanel;
     }
-    store_sums(sums, out, stride);
+    for_each([&](auto r, auto p) MINFER_LAMBDA {
+        store(out + r * stride + p * kPanel, sums[r][p]);
+    });
 }
 
 // Whether a block has a second term changes nothing for rows whose second term is zero: the
 // powers of two are exact.
 void multiply_wide(int64_t n_in, const uint8_t* weights, const float* scales, const WideBlock* a,
                    float* out, int64_t stride) {
-    Sums sums = zeros();
+    Sums sums;
+    for_each([&](auto r, auto p) MINFER_LAMBDA { sums[r][p] = set1(0.0f); });
     for (int64_t i = 0; i < n_in / 32; ++i, ++a, weights += 32 * kPair * kPanel) {
         Dots high;
         start(high, a->bias[0]);
         dot<0, 8>(high, weights, a->high);
         if (a->has_low) {
-            for (auto& row : high) {
-                for (__m512i& x : row) x = _mm512_slli_epi32(x, 8);
-            }
-            for (int r = 0; r < kInt8Rows; ++r) {
-                const __m512i bias = _mm512_set1_epi32(a->bias[1][r]);
-                high[r][0] = _mm512_add_epi32(high[r][0], bias);
-                high[r][1] = _mm512_add_epi32(high[r][1], bias);
-            }
+            for_each([&](auto r, auto p) MINFER_LAMBDA {
+                high[r][p] = shift_left<8>(high[r][p]) + iset1(a->bias[1][r]);
+            });
             dot<0, 8>(high, weights, a->low);
             float row_scales[kInt8Rows];
             for (int r = 0; r < kInt8Rows; ++r) row_scales[r] = a->scale[r] * 0x1p-8f;
@@ -135,7 +116,9 @@ void multiply_wide(int64_t n_in, const uint8_t* weights, const float* scales, co
         }
         scales += kPair * kPanel;
     }
-    store_sums(sums, out, stride);
+    for_each([&](auto r, auto p) MINFER_LAMBDA {
+        store(out + r * stride + p * kPanel, sums[r][p]);
+    });
 }
 
 }  // namespace

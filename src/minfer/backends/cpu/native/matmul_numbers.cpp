@@ -27,31 +27,29 @@ void multiply(const uint8_t* panel, int64_t n_in, const uint8_t* tile, float* ou
     constexpr int chains = kParts == 1 ? 2 : 1;
     const float* x = reinterpret_cast<const float*>(tile);
     vf acc[chains][R][kParts];
-    for (int i = 0; i < chains; ++i) {
-        for (int r = 0; r < R; ++r) {
-            for (int part = 0; part < kParts; ++part) acc[i][r][part] = set1(0.0f);
-        }
-    }
-    const auto step = [&](int64_t k, vf (&sums)[R][kParts]) [[gnu::always_inline]] {
-        for (int part = 0; part < kParts; ++part) {
+    unroll<chains * R * kParts>([&](auto i) MINFER_LAMBDA {
+        acc[i / kParts / R][i / kParts % R][i % kParts] = set1(0.0f);
+    });
+    const auto step = [&](int64_t k, auto chain) MINFER_LAMBDA {
+        unroll<kParts>([&](auto part) MINFER_LAMBDA {
             const vf w = load_weights<F>(panel, k * kPanel + part * kWidth);
-            for (int r = 0; r < R; ++r) {
-                sums[r][part] = fma(w, set1(x[k * R + r]), sums[r][part]);
-            }
-        }
+            unroll<R>([&](auto r) MINFER_LAMBDA {
+                acc[chain][r][part] = fma(w, set1(x[k * R + r]), acc[chain][r][part]);
+            });
+        });
     };
     int64_t k = 0;
     for (; k + chains <= n_in; k += chains) {
-        for (int i = 0; i < chains; ++i) step(k + i, acc[i]);
+        unroll<chains>([&](auto chain) MINFER_LAMBDA { step(k + chain, chain); });
     }
-    if (k < n_in) step(k, acc[0]);
-    for (int r = 0; r < R; ++r) {
-        for (int part = 0; part < kParts; ++part) {
+    if (k < n_in) step(k, std::integral_constant<int, 0>{});
+    unroll<R>([&](auto r) MINFER_LAMBDA {
+        unroll<kParts>([&](auto part) MINFER_LAMBDA {
             vf y = acc[0][r][part];
             if constexpr (chains == 2) y = y + acc[chains - 1][r][part];
             store(out + r * stride + part * kWidth, y);
-        }
-    }
+        });
+    });
 }
 
 template <Format F>

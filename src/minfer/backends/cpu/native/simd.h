@@ -3,7 +3,7 @@
 // A kernel file includes this and is compiled once for each set with -DMINFER_ISA=avx512|avx2|
 // neon|scalar into the namespace minfer::<set>; `simd_<set>.h` gives:
 //
-//   vf, vi                     kWidth floats, kWidth int32; + - * / work on both
+//   vf, vi                     kWidth floats, kWidth int32; + - * / work on both, & | on vi and vb
 //   load store load_n store_n  unaligned; the _n forms touch n < kWidth elements, the rest is 0
 //   set1(x) iset1(i)           broadcast
 //   fma(a, b, c)               a * b + c, rounded once where the set can
@@ -13,24 +13,26 @@
 //   to_float to_int            int32 <-> float, to nearest even
 //   less select                mask of a < b; mask ? a : b
 //   scale_pow2(x, n)           x * 2^n for n with 2^n a normal number
-//   shift_left<N> shift_right<N> and_   of int32; right keeps the sign
+//   shift_left<N> shift_right<N>   of int32; right keeps the sign
 //   as_vf                      the bits of int32 as floats
 //
 //
 // and for matrix products of small integers
 //
 //   vb                         4 kWidth bytes: four of each 32-bit lane
-//   load_bytes store_bytes set1_bytes & |   as said; repeat16 repeats 16 bytes
+//   load_bytes store_bytes set1_bytes   as said; repeat16 repeats 16 bytes
 //   shift_bytes<N>             right by N bits, left by -N; neighbours' bits may come in: mask after
 //   lookup(table, index)       16-entry table, the same in every 16 bytes
 //   load_u8 load_i8            kWidth bytes as int32, as floats
 //   store_exact, ExactDot      activations of 16 bits, and dot products of bytes with them
 //
-// and this file builds on them what is the same for all: exp, tanh, silu, gelu, f16 scalars, RMS.
+// and this file builds on them what is the same for all: exp, tanh, silu, gelu, f16 scalars, RMS, unroll.
 #pragma once
 
 #include <cstdint>
 #include <cstring>
+#include <type_traits>
+#include <utility>
 
 #define MINFER_QUOTE(...) #__VA_ARGS__
 #define MINFER_HEADER_OF(isa) MINFER_QUOTE(simd_##isa.h)
@@ -38,6 +40,16 @@
 #include MINFER_HEADER(MINFER_ISA)
 
 namespace minfer::MINFER_ISA {
+
+// f(0), ..., f(N - 1) with constants for arguments. Loops over arrays of vectors are written so,
+// because GCC leaves an array in memory if the loops that index it are unrolled late.
+#define MINFER_LAMBDA __attribute__((always_inline))
+template <int N, typename F>
+MINFER_FN void unroll(F&& f) {
+    [&]<int... I>(std::integer_sequence<int, I...>) MINFER_LAMBDA {
+        (f(std::integral_constant<int, I>{}), ...);
+    }(std::make_integer_sequence<int, N>{});
+}
 
 // e^x to about one unit in the last place; 0 below -87.3, infinity above 88.7.
 MINFER_FN vf exp_(vf x) {

@@ -11,136 +11,111 @@ namespace minfer::avx512 {
 
 inline constexpr int kWidth = 16;
 
-struct vf {
-    __m512 v;
-};
-struct vi {
-    __m512i v;
-};
-struct vmask {
-    __mmask16 v;
-};
-
-MINFER_FN vf operator+(vf a, vf b) { return {_mm512_add_ps(a.v, b.v)}; }
-MINFER_FN vf operator-(vf a, vf b) { return {_mm512_sub_ps(a.v, b.v)}; }
-MINFER_FN vf operator*(vf a, vf b) { return {_mm512_mul_ps(a.v, b.v)}; }
-MINFER_FN vf operator/(vf a, vf b) { return {_mm512_div_ps(a.v, b.v)}; }
-MINFER_FN vi operator+(vi a, vi b) { return {_mm512_add_epi32(a.v, b.v)}; }
-MINFER_FN vi operator-(vi a, vi b) { return {_mm512_sub_epi32(a.v, b.v)}; }
-MINFER_FN vi operator*(vi a, vi b) { return {_mm512_mullo_epi32(a.v, b.v)}; }
+// The compiler's own vector types: arrays of them stay in registers, arithmetic is built in.
+using vf = __m512;
+typedef int32_t vi __attribute__((vector_size(64)));
+typedef uint8_t vb __attribute__((vector_size(64)));
+using vmask = __mmask16;
 
 MINFER_FN __mmask16 first_lanes(int n) { return __mmask16((1u << n) - 1); }
-MINFER_FN vf load(const float* p) { return {_mm512_loadu_ps(p)}; }
-MINFER_FN void store(float* p, vf a) { _mm512_storeu_ps(p, a.v); }
-MINFER_FN vf load_n(const float* p, int n) { return {_mm512_maskz_loadu_ps(first_lanes(n), p)}; }
-MINFER_FN void store_n(float* p, vf a, int n) {
-    _mm512_mask_storeu_ps(p, first_lanes(n), a.v);
-}
-MINFER_FN vf set1(float x) { return {_mm512_set1_ps(x)}; }
-MINFER_FN vi iset1(int32_t x) { return {_mm512_set1_epi32(x)}; }
-MINFER_FN vf fma(vf a, vf b, vf c) { return {_mm512_fmadd_ps(a.v, b.v, c.v)}; }
-MINFER_FN vf min(vf a, vf b) { return {_mm512_min_ps(a.v, b.v)}; }
-MINFER_FN vf max(vf a, vf b) { return {_mm512_max_ps(a.v, b.v)}; }
-MINFER_FN vf abs_(vf a) { return {_mm512_abs_ps(a.v)}; }
-MINFER_FN vf sqrt_(vf a) { return {_mm512_sqrt_ps(a.v)}; }
-MINFER_FN float sum(vf a) { return _mm512_reduce_add_ps(a.v); }
-MINFER_FN float hmax(vf a) { return _mm512_reduce_max_ps(a.v); }
-MINFER_FN int32_t sum(vi a) { return _mm512_reduce_add_epi32(a.v); }
+MINFER_FN vf load(const float* p) { return _mm512_loadu_ps(p); }
+MINFER_FN void store(float* p, vf a) { _mm512_storeu_ps(p, a); }
+MINFER_FN vf load_n(const float* p, int n) { return _mm512_maskz_loadu_ps(first_lanes(n), p); }
+MINFER_FN void store_n(float* p, vf a, int n) { _mm512_mask_storeu_ps(p, first_lanes(n), a); }
+MINFER_FN vf set1(float x) { return _mm512_set1_ps(x); }
+MINFER_FN vi iset1(int32_t x) { return vi(_mm512_set1_epi32(x)); }
+MINFER_FN vf fma(vf a, vf b, vf c) { return _mm512_fmadd_ps(a, b, c); }
+MINFER_FN vf min(vf a, vf b) { return _mm512_min_ps(a, b); }
+MINFER_FN vf max(vf a, vf b) { return _mm512_max_ps(a, b); }
+MINFER_FN vf abs_(vf a) { return _mm512_abs_ps(a); }
+MINFER_FN vf sqrt_(vf a) { return _mm512_sqrt_ps(a); }
+MINFER_FN float sum(vf a) { return _mm512_reduce_add_ps(a); }
+MINFER_FN float hmax(vf a) { return _mm512_reduce_max_ps(a); }
+MINFER_FN int32_t sum(vi a) { return _mm512_reduce_add_epi32(__m512i(a)); }
 
-MINFER_FN vf load_f16(const uint16_t* p) {
-    return {_mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)))};
+MINFER_FN __m256i load256(const void* p) {
+    return _mm256_loadu_si256(static_cast<const __m256i*>(p));
 }
+MINFER_FN void store256(void* p, __m256i a) { _mm256_storeu_si256(static_cast<__m256i*>(p), a); }
+MINFER_FN __m128i load128(const void* p) { return _mm_loadu_si128(static_cast<const __m128i*>(p)); }
+MINFER_FN void store128(void* p, __m128i a) { _mm_storeu_si128(static_cast<__m128i*>(p), a); }
+
+MINFER_FN vf load_f16(const uint16_t* p) { return _mm512_cvtph_ps(load256(p)); }
 MINFER_FN void store_f16(uint16_t* p, vf a) {
-    _mm256_storeu_si256(reinterpret_cast<__m256i*>(p),
-                        _mm512_cvtps_ph(a.v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
+    store256(p, _mm512_cvtps_ph(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
 }
 MINFER_FN vf load_bf16(const uint16_t* p) {
-    const __m256i h = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
-    return {_mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(h), 16))};
+    return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(load256(p)), 16));
 }
 MINFER_FN void store_bf16(uint16_t* p, vf a) {
-    const __m512i bits = _mm512_castps_si512(a.v);
+    const __m512i bits = _mm512_castps_si512(a);
     const __m512i odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
-    const __m512i rounded = _mm512_add_epi32(bits, _mm512_add_epi32(odd, _mm512_set1_epi32(0x7fff)));
-    _mm256_storeu_si256(reinterpret_cast<__m256i*>(p),
-                        _mm512_cvtepi32_epi16(_mm512_srli_epi32(rounded, 16)));
+    const __m512i half = _mm512_add_epi32(odd, _mm512_set1_epi32(0x7fff));
+    store256(p, _mm512_cvtepi32_epi16(_mm512_srli_epi32(_mm512_add_epi32(bits, half), 16)));
 }
 
-MINFER_FN vf to_float(vi a) { return {_mm512_cvtepi32_ps(a.v)}; }
-MINFER_FN vi to_int(vf a) { return {_mm512_cvtps_epi32(a.v)}; }
+MINFER_FN vf to_float(vi a) { return _mm512_cvtepi32_ps(__m512i(a)); }
+MINFER_FN vi to_int(vf a) { return vi(_mm512_cvtps_epi32(a)); }
 template <int N>
-MINFER_FN vi shift_right(vi a) {  // keeps the sign
-    return {_mm512_srai_epi32(a.v, N)};
+MINFER_FN vi shift_right(vi a) {
+    return a >> N;
 }
 template <int N>
 MINFER_FN vi shift_left(vi a) {
-    return {_mm512_slli_epi32(a.v, N)};
+    return a << N;
 }
-MINFER_FN vmask less(vf a, vf b) { return {_mm512_cmp_ps_mask(a.v, b.v, _CMP_LT_OQ)}; }
-MINFER_FN vf select(vmask m, vf a, vf b) { return {_mm512_mask_blend_ps(m.v, b.v, a.v)}; }
-MINFER_FN vf scale_pow2(vf a, vi n) {
-    const __m512i one = _mm512_set1_epi32(127);
-    return {_mm512_mul_ps(
-        a.v, _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_add_epi32(n.v, one), 23)))};
-}
+MINFER_FN vf as_vf(vi a) { return vf(a); }
+MINFER_FN vmask less(vf a, vf b) { return _mm512_cmp_ps_mask(a, b, _CMP_LT_OQ); }
+MINFER_FN vf select(vmask m, vf a, vf b) { return _mm512_mask_blend_ps(m, b, a); }
+MINFER_FN vf scale_pow2(vf a, vi n) { return a * as_vf(shift_left<23>(n + 127)); }
 
-MINFER_FN vf load_i8(const uint8_t* p) {
-    return {_mm512_cvtepi32_ps(
-        _mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))))};
-}
-MINFER_FN vi load_u8(const uint8_t* p) {
-    return {_mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)))};
-}
-MINFER_FN vi and_(vi a, int32_t mask) {
-    return {_mm512_and_si512(a.v, _mm512_set1_epi32(mask))};
-}
-MINFER_FN vf as_vf(vi a) { return {_mm512_castsi512_ps(a.v)}; }
-
-struct vb {
-    __m512i v;
-};
-MINFER_FN vb load_bytes(const uint8_t* p) { return {_mm512_loadu_si512(p)}; }
-MINFER_FN void store_bytes(uint8_t* p, vb a) { _mm512_storeu_si512(p, a.v); }
-MINFER_FN vb set1_bytes(uint8_t x) { return {_mm512_set1_epi8(char(x))}; }
-MINFER_FN vb repeat16(const uint8_t* p) {
-    return {_mm512_broadcast_i32x4(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)))};
-}
-MINFER_FN vb operator&(vb a, vb b) { return {_mm512_and_si512(a.v, b.v)}; }
-MINFER_FN vb operator|(vb a, vb b) { return {_mm512_or_si512(a.v, b.v)}; }
+MINFER_FN vb load_bytes(const uint8_t* p) { return vb(_mm512_loadu_si512(p)); }
+MINFER_FN void store_bytes(uint8_t* p, vb a) { _mm512_storeu_si512(p, __m512i(a)); }
+MINFER_FN vb set1_bytes(uint8_t x) { return vb(_mm512_set1_epi8(char(x))); }
+MINFER_FN vb repeat16(const uint8_t* p) { return vb(_mm512_broadcast_i32x4(load128(p))); }
 template <int N>
 MINFER_FN vb shift_bytes(vb a) {
-    if constexpr (N > 0) return {_mm512_srli_epi16(a.v, N)};
-    if constexpr (N < 0) return {_mm512_slli_epi16(a.v, -N)};
+    if constexpr (N > 0) return vb(_mm512_srli_epi16(__m512i(a), N));
+    if constexpr (N < 0) return vb(_mm512_slli_epi16(__m512i(a), -N));
     return a;
 }
-MINFER_FN vb lookup(vb table, vb index) { return {_mm512_shuffle_epi8(table.v, index.v)}; }
+MINFER_FN vb lookup(vb table, vb index) {
+    return vb(_mm512_shuffle_epi8(__m512i(table), __m512i(index)));
+}
+MINFER_FN vi load_u8(const uint8_t* p) { return vi(_mm512_cvtepu8_epi32(load128(p))); }
+MINFER_FN vf load_i8(const uint8_t* p) {
+    return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(load128(p)));
+}
 
 // An activation is 256 hi + lo; 32 of them are stored as 32 hi, then 32 lo, all int8.
 MINFER_FN void store_exact(uint8_t* block, int i, vi a) {
-    const __m512i hi = _mm512_srai_epi32(_mm512_add_epi32(a.v, _mm512_set1_epi32(128)), 8);
-    _mm_storeu_si128(reinterpret_cast<__m128i*>(block + i), _mm512_cvtepi32_epi8(hi));
-    _mm_storeu_si128(reinterpret_cast<__m128i*>(block + 32 + i), _mm512_cvtepi32_epi8(a.v));
+    store128(block + i, _mm512_cvtepi32_epi8(__m512i(shift_right<8>(a + 128))));
+    store128(block + 32 + i, _mm512_cvtepi32_epi8(__m512i(a)));
+}
+
+// acc + the dot product of each four unsigned bytes with four signed ones at p.
+MINFER_FN vi dot4(vi acc, vb codes, const void* p) {
+    int32_t four;
+    __builtin_memcpy(&four, p, 4);
+    return vi(_mm512_dpbusd_epi32(__m512i(acc), __m512i(codes), _mm512_set1_epi32(four)));
 }
 
 struct ExactDot {
     static constexpr int kCodeShift = 0;
-    using Operand = __m512i;
-    __m512i hi, lo;
+    using Operand = vb;
+    vi hi, lo;
 
-    MINFER_FN static Operand prepare(vb codes) { return codes.v; }
+    MINFER_FN static Operand prepare(vb codes) { return codes; }
     MINFER_FN void start(int32_t bias) {
-        hi = _mm512_setzero_si512();
-        lo = _mm512_set1_epi32(bias);
+        hi = iset1(0);
+        lo = iset1(bias);
     }
     template <int T>
     MINFER_FN void add(Operand codes, const uint8_t* block) {
-        int32_t h, l;
-        __builtin_memcpy(&h, block + 4 * T, 4);
-        __builtin_memcpy(&l, block + 32 + 4 * T, 4);
-        hi = _mm512_dpbusd_epi32(hi, codes, _mm512_set1_epi32(h));
-        lo = _mm512_dpbusd_epi32(lo, codes, _mm512_set1_epi32(l));
+        hi = dot4(hi, codes, block + 4 * T);
+        lo = dot4(lo, codes, block + 32 + 4 * T);
     }
-    MINFER_FN vi total() const { return {_mm512_add_epi32(_mm512_slli_epi32(hi, 8), lo)}; }
+    MINFER_FN vi total() const { return shift_left<8>(hi) + lo; }
 };
 
 }  // namespace minfer::avx512
