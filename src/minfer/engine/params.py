@@ -32,7 +32,17 @@ _RANGES: dict[str, tuple[float, float]] = {
     "mirostat": (0, 2),
     "mirostat_tau": (0.0, 100.0),
     "mirostat_eta": (0.0, 10.0),
+    "max_tokens": (0, math.inf),
+    "logprobs": (0, MAX_LOGPROBS),
+    "seed": (-math.inf, math.inf),
 }
+_WHOLE = frozenset(
+    (
+        *("max_tokens", "logprobs", "seed", "top_k", "mirostat"),
+        *("repeat_last_n", "dry_allowed_length", "dry_penalty_last_n"),
+    )
+)
+_MAY_BE_NONE = ("max_tokens", "logprobs", "seed")
 
 
 @dataclass(frozen=True)
@@ -53,7 +63,7 @@ class SamplingParams:
         xtc_*: with this probability drop all but the last of the tokens above the threshold.
         mirostat: 0 off, 2 mirostat 2.0 (Basu et al., arXiv:2007.14966), which replaces top-k,
             top-p, min-p and typical.
-        logit_bias: token id -> number added to its logit.
+        logit_bias: token id -> number added to its logit; -inf forbids it.
         seed: None draws one; the same seed gives the same tokens.
         stop: strings that end the text, themselves not part of it.
         logprobs: report this many alternatives a token; 0 only the chosen one's, None nothing.
@@ -88,17 +98,15 @@ class SamplingParams:
 
     def __post_init__(self) -> None:
         for name, (least, most) in _RANGES.items():
-            _check_range(name, getattr(self, name), least, most)
+            value = getattr(self, name)
+            if value is not None or name not in _MAY_BE_NONE:
+                _check_range(name, value, least, most)
         if self.mirostat == 1:
             raise RequestError("mirostat 1 is not supported", where="mirostat", remedy="Use 2")
-        if self.max_tokens is not None:
-            _check_range("max_tokens", self.max_tokens, 0, math.inf)
-        if self.logprobs is not None:
-            _check_range("logprobs", self.logprobs, 0, MAX_LOGPROBS)
         if any(not isinstance(s, str) or not s for s in self.stop):
             raise RequestError("stop strings must not be empty", where="stop")
         for token, bias in self.logit_bias.items():
-            if not isinstance(token, int) or math.isnan(bias):
+            if not _is_integer(token) or not _is_number(bias) or bias == math.inf:
                 raise RequestError(f"{token!r}: {bias!r} is no token and bias", where="logit_bias")
 
     @property
@@ -107,8 +115,19 @@ class SamplingParams:
         return self.temperature == 0.0 or self.top_k == 1
 
 
+def _is_number(value: Any) -> bool:
+    real = isinstance(value, int | float) and not isinstance(value, bool)
+    return real and not math.isnan(value)
+
+
+def _is_integer(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
 def _check_range(name: str, value: Any, least: float, most: float) -> None:
-    if isinstance(value, bool) or not isinstance(value, int | float) or math.isnan(value):
+    if name in _WHOLE and not _is_integer(value):
+        raise RequestError(f"value {value!r} is not a whole number", where=name)
+    if not _is_number(value):
         raise RequestError(f"value {value!r} is not a number", where=name)
     if not least <= value <= most:
         limit = f"at least {least}" if most == math.inf else f"between {least} and {most}"

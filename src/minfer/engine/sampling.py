@@ -2,7 +2,8 @@
 
 The order is llama.cpp's: logit bias, penalties, DRY, then (unless greedy) top-k, typical, top-p,
 min-p, XTC, temperature, draw; mirostat replaces the filters. The filters work on a short list of
-candidates, sorted by falling logit, so that the cost a token does not grow with the vocabulary.
+candidates, sorted by falling logit, so that the cost a token does not grow with the vocabulary;
+where a filter might reach past the list, all tokens are sorted.
 """
 
 from __future__ import annotations
@@ -10,18 +11,22 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from minfer.engine.params import SamplingParams
-from minfer.errors import BackendError, GrammarError
+from minfer.engine.penalties import apply_penalties
+from minfer.errors import BackendError, GrammarError, RequestError
 
 Logits = NDArray[np.float32]
 Ids = NDArray[np.int64]
-CANDIDATES_WITHOUT_TOP_K = 4096
-"""Tokens kept when top-k is off: what lies beyond has no probability worth a sort."""
+Values = NDArray[np.float64]
+SHORT_LIST = 4096
+"""Candidates sorted at first where top-k is off."""
+COLDEST = 1e-30
+"""The least temperature to divide by: only the maxima are left long before it."""
 
 
 class Constraint(Protocol):
@@ -56,6 +61,7 @@ class Sampler:
         self.params = params
         self.seed = params.seed if params.seed is not None else _fresh_seed()
         self._random = np.random.Generator(np.random.PCG64(self.seed & ((1 << 64) - 1)))
+        self._temperature = max(params.temperature, COLDEST)
         self._surprise = 2.0 * params.mirostat_tau
         self._constraint = constraint
 
@@ -69,184 +75,181 @@ class Sampler:
         Raises:
             BackendError: if the logits hold no finite maximum.
             GrammarError: if the constraint allows no token.
+            RequestError: if the logit bias allows none.
         """
         p = self.params
-        if not np.isfinite(logits.max()):
+        best = int(logits.argmax())  # the first NaN, where there is one
+        if not math.isfinite(logits[best]):
             raise BackendError(
                 "the model computed NaN or infinite logits",
                 where="logits",
                 remedy="Check the file with `minfer info`, or try --cache-type f32",
             )
-        record = log_softmax(logits) if p.logprobs is not None else None
-        _apply_penalties(logits, p, history)
+        model = logits.copy() if p.logprobs is not None else None
+        changed = apply_penalties(logits, p, history)
         if self._constraint is not None:
             self._constraint.mask(logits)
-            if logits.max() == -math.inf:
-                raise GrammarError("the grammar allows no token here", where="grammar")
-        token = int(logits.argmax()) if p.is_greedy else self._draw(logits)
+        if changed or self._constraint is not None:
+            best = int(logits.argmax())
+            if logits[best] == -math.inf:
+                self._refuse()
+        token = best if p.is_greedy else self._draw(logits)
         if self._constraint is not None:
             self._constraint.accept(token)
-        return _choice(token, record, p.logprobs)
+        return Choice(token) if model is None else _with_logprobs(token, model, p.logprobs or 0)
+
+    def _refuse(self) -> None:
+        if self._constraint is not None:
+            raise GrammarError("the grammar allows no token here", where="grammar")
+        raise RequestError("every token is forbidden", where="logit_bias")
 
     def _draw(self, logits: Logits) -> int:
         p = self.params
         if p.mirostat:
             return self._draw_mirostat(logits)
-        ids, values = top_candidates(logits, p.top_k or CANDIDATES_WITHOUT_TOP_K)
-        for keep in (self._typical, self._top_p, self._min_p, self._xtc):
-            if ids.size > 1:
-                kept = keep(values)
-                ids, values = ids[kept], values[kept]
-        return int(ids[self._pick(_softmax(values / p.temperature))])
+        filters_off = (p.top_k, p.typical_p, p.top_p, p.min_p, p.xtc_probability) == (0, 1, 1, 0, 0)
+        if filters_off:  # then the order of tokens does not matter
+            return self._pick(_softmax(logits, self._temperature))
+        ids, values, log_total = self._candidates(logits)
+        if p.typical_p < 1.0:
+            kept = self._typical(values)
+            ids, values = ids[kept], values[kept]
+            log_total = log_sum_exp(values)
+        count = min(self._top_p(values, log_total), self._min_p(values))
+        start = self._xtc(values[:count])
+        return int(ids[start + self._pick(_softmax(values[start:count], self._temperature))])
 
-    def _pick(self, probabilities: NDArray[np.float64]) -> int:
-        cumulative = probabilities.cumsum()
-        return min(
-            int(cumulative.searchsorted(self._random.random() * cumulative[-1], side="right")),
-            probabilities.size - 1,
+    def _candidates(self, logits: Logits) -> tuple[Ids, Values, float]:
+        """Ids and logits of what the filters need to see, falling; log-sum-exp of all they may."""
+        p = self.params
+        if p.top_k:
+            ids, values = top_candidates(logits, p.top_k)
+            return ids, values, log_sum_exp(values)
+        log_total = log_sum_exp(logits)
+        ids, values = top_candidates(logits, SHORT_LIST)
+        within = p.typical_p >= 1.0 and (
+            self._top_p(values, log_total) < values.size or self._min_p(values) < values.size
         )
+        if not within and values.size == SHORT_LIST:
+            ids, values = top_candidates(logits, logits.size)
+        return ids, values, log_total
 
-    def _typical(self, values: NDArray[np.float64]) -> Ids:
-        if self.params.typical_p >= 1.0:
-            return np.arange(values.size)
+    def _typical(self, values: Values) -> Ids:
+        """Places of the tokens whose surprise is nearest to the average."""
         probabilities = _softmax(values)
         surprise = -np.log(np.maximum(probabilities, 1e-300))
         order = np.argsort(np.abs(surprise - (probabilities * surprise).sum()), kind="stable")
         count = int(probabilities[order].cumsum().searchsorted(self.params.typical_p)) + 1
         return np.sort(order[:count])
 
-    def _top_p(self, values: NDArray[np.float64]) -> Ids:
+    def _top_p(self, values: Values, log_total: float) -> int:
+        """How many tokens it takes to reach the probability."""
         if self.params.top_p >= 1.0:
-            return np.arange(values.size)
-        count = int(_softmax(values).cumsum().searchsorted(self.params.top_p)) + 1
-        return np.arange(min(count, values.size))
+            return values.size
+        reached = np.exp(values - log_total).cumsum()
+        return min(int(reached.searchsorted(self.params.top_p)) + 1, values.size)
 
-    def _min_p(self, values: NDArray[np.float64]) -> Ids:
+    def _min_p(self, values: Values) -> int:
+        """How many tokens have a sufficient share of the best one's probability."""
         if self.params.min_p <= 0.0:
-            return np.arange(values.size)
-        return np.flatnonzero(values >= values[0] + math.log(self.params.min_p))
+            return values.size
+        return int((values >= values[0] + math.log(self.params.min_p)).sum())
 
-    def _xtc(self, values: NDArray[np.float64]) -> Ids:
+    def _xtc(self, values: Values) -> int:
+        """How many of the leading tokens are left out."""
         p = self.params
-        everything = np.arange(values.size)
-        if p.xtc_probability <= 0.0 or p.xtc_threshold > 0.5:
-            return everything
+        if p.xtc_probability <= 0.0 or p.xtc_threshold > 0.5 or values.size < 2:
+            return 0
         if self._random.random() >= p.xtc_probability:
-            return everything
+            return 0
         above = int((_softmax(values) >= p.xtc_threshold).sum())
-        return everything[max(0, above - 1) :]
+        return max(0, above - 1)
 
     def _draw_mirostat(self, logits: Logits) -> int:
         p = self.params
-        ids, values = top_candidates(logits, CANDIDATES_WITHOUT_TOP_K)
-        probabilities = _softmax(values / p.temperature)
-        surprise = -np.log2(np.maximum(probabilities, 1e-300))
-        count = max(1, int((surprise <= self._surprise).sum()))
-        chosen = self._pick(probabilities[:count])
-        total = probabilities[:count].sum()
-        observed = -math.log2(max(probabilities[chosen] / total, 1e-300))
+        log_total = log_sum_exp(logits, self._temperature)
+        ids, values = top_candidates(logits, SHORT_LIST)
+        count = self._unsurprising(values, log_total)
+        if count == SHORT_LIST:
+            ids, values = top_candidates(logits, logits.size)
+            count = self._unsurprising(values, log_total)
+        probabilities = _softmax(values[: max(1, count)], self._temperature)
+        chosen = self._pick(probabilities)
+        observed = -math.log2(max(probabilities[chosen], 1e-300))
         self._surprise -= p.mirostat_eta * (observed - p.mirostat_tau)
         return int(ids[chosen])
 
+    def _unsurprising(self, values: Values, log_total: float) -> int:
+        """How many tokens have no more surprise, in bits, than mirostat allows now."""
+        surprise = (log_total - values / self._temperature) / math.log(2.0)
+        return int((surprise <= self._surprise).sum())
 
-def top_candidates(logits: Logits, k: int) -> tuple[Ids, NDArray[np.float64]]:
+    def _pick(self, probabilities: Values) -> int:
+        """A place drawn by probability; never one of probability 0."""
+        reached = probabilities.cumsum()
+        place = int(reached.searchsorted(self._random.random() * reached[-1], side="right"))
+        # rounding may take the product up to the sum itself
+        return place if place < reached.size else int(reached.searchsorted(reached[-1]))
+
+
+def top_candidates(logits: Logits, k: int) -> tuple[Ids, Values]:
     """The k largest logits and their ids, falling; equal logits in rising order of ids.
 
-    The k-th largest of block maxima bounds the k-th largest logit from below, so one pass and a
-    small sort suffice.
+    Those of -inf are left out. The k-th largest of the maxima of groups bounds the k-th largest
+    logit from below, so one pass and a small sort suffice.
     """
     n = logits.size
     k = min(k, n)
-    block = max(1, n // (8 * k))
-    if block > 1:
-        whole = n - n % block
-        maxima = logits[:whole].reshape(-1, block).max(axis=1)
-        bound = np.partition(maxima, maxima.size - k)[maxima.size - k]
-        ids = np.flatnonzero(logits >= bound)
-    else:
-        ids = np.arange(n)
-    order = np.lexsort((ids, -logits[ids]))[:k]
-    kept = ids[order]
-    values = logits[kept].astype(np.float64)
-    finite = values > -math.inf
-    return kept[finite], values[finite]
+    n_groups = min(n, 8 * k)
+    depth = n // n_groups
+    bound = -math.inf
+    if depth > 1:
+        maxima = logits[: depth * n_groups].reshape(depth, n_groups).max(axis=0)
+        bound = float(np.partition(maxima, n_groups - k)[n_groups - k])
+    ids = np.flatnonzero(logits >= bound if bound > -math.inf else logits > bound)
+    values = logits[ids]
+    if ids.size > 4 * k:  # many equal ones: take the k-th largest itself as the bound
+        bound = float(np.partition(values, ids.size - k)[ids.size - k])
+        above = np.flatnonzero(values > bound)
+        equal = np.flatnonzero(values == bound)[: k - above.size]
+        kept = np.sort(np.concatenate([above, equal]))
+        ids, values = ids[kept], values[kept]
+    order = np.argsort(-values, kind="stable")[:k]
+    return ids[order], values[order].astype(np.float64)
 
 
-def log_softmax(logits: Logits) -> NDArray[np.float64]:
+def log_softmax(logits: Logits) -> Values:
     """Natural log of the probabilities, [n_vocab]."""
     values = logits.astype(np.float64)
-    values -= values.max()
-    return np.asarray(values - math.log(np.exp(values).sum()))
+    return np.asarray(values - log_sum_exp(values))
 
 
-def _softmax(values: NDArray[np.float64]) -> NDArray[np.float64]:
-    e = np.exp(values - values.max())
-    return np.asarray(e / e.sum())
+def log_sum_exp(values: NDArray[Any], temperature: float = 1.0) -> float:
+    """`log(sum(exp(values / temperature)))`; at least one value must be finite."""
+    powers = _powers(values, temperature)
+    return float(values.max()) / temperature + math.log(powers.sum(dtype=np.float64))
+
+
+def _softmax(values: NDArray[Any], temperature: float = 1.0) -> Values:
+    powers = _powers(values, temperature).astype(np.float64)
+    return np.asarray(powers / powers.sum())
+
+
+def _powers(values: NDArray[Any], temperature: float) -> NDArray[Any]:
+    """`exp(values / temperature)`, scaled so that the largest is 1, in the type of `values`."""
+    with np.errstate(over="ignore"):  # of what the lowest temperatures divide
+        return np.asarray(np.exp((values - values.max()) / temperature))
 
 
 def _fresh_seed() -> int:
     return int(np.random.SeedSequence().generate_state(1, np.uint64)[0] >> np.uint64(1))
 
 
-def _choice(token: int, record: NDArray[np.float64] | None, n_top: int | None) -> Choice:
-    if record is None or n_top is None:
-        return Choice(token)
+def _with_logprobs(token: int, logits: Logits, n_top: int) -> Choice:
+    """The choice of `token` with log probabilities by the model's own `logits`."""
+    log_total = log_sum_exp(logits)
     top: tuple[tuple[int, float], ...] = ()
     if n_top:
-        ids, values = top_candidates(record.astype(np.float32), n_top)
-        top = tuple(zip(ids.tolist(), values.tolist(), strict=True))
-    return Choice(token, float(record[token]), top)
-
-
-def _apply_penalties(logits: Logits, p: SamplingParams, history: Sequence[int]) -> None:
-    """Logit bias, repetition penalties and DRY, in place."""
-    for token, bias in p.logit_bias.items():
-        if 0 <= token < logits.size:
-            logits[token] += np.float32(bias)
-    penalised = p.repeat_penalty != 1.0 or p.frequency_penalty or p.presence_penalty
-    if penalised and p.repeat_last_n and history:
-        recent = history if p.repeat_last_n < 0 else history[-p.repeat_last_n :]
-        ids, counts = np.unique(np.asarray(recent, np.int64), return_counts=True)
-        values = logits[ids]
-        factor = np.float32(p.repeat_penalty)
-        values = np.where(values > 0, values / factor, values * factor)
-        values -= counts.astype(np.float32) * np.float32(p.frequency_penalty)
-        logits[ids] = values - np.float32(p.presence_penalty)
-    if p.dry_multiplier > 0.0 and p.dry_penalty_last_n:
-        recent = history if p.dry_penalty_last_n < 0 else history[-p.dry_penalty_last_n :]
-        for token, length in _repeats(recent, frozenset(p.dry_sequence_breakers)).items():
-            if length >= p.dry_allowed_length:
-                # the exponent is bounded so that the penalty stays a finite number
-                exponent = min(length - p.dry_allowed_length, 88.0 / math.log(p.dry_base + 1e-9))
-                logits[token] -= np.float32(p.dry_multiplier * p.dry_base**exponent)
-
-
-def _repeats(history: Sequence[int], breakers: frozenset[int]) -> dict[int, int]:
-    """For each token that would continue a repeat of the history's end: the longest such repeat.
-
-    Uses the Z-function of the reversed history: linear in its length.
-    """
-    ended = list(reversed(history))
-    for index, token in enumerate(ended):
-        if token in breakers:
-            ended = ended[:index]
-            break
-    limit = len(ended)
-    text = list(reversed(history))
-    n = len(text)
-    z = [0] * n
-    left = right = 0
-    for i in range(1, n):
-        if i < right:
-            z[i] = min(right - i, z[i - left])
-        while i + z[i] < n and text[z[i]] == text[i + z[i]]:
-            z[i] += 1
-        if i + z[i] > right:
-            left, right = i, i + z[i]
-    longest: dict[int, int] = {}
-    for i in range(1, n):
-        length = min(z[i], limit)
-        if length:
-            token = text[i - 1]
-            longest[token] = max(longest.get(token, 0), length)
-    return longest
+        ids, values = top_candidates(logits, n_top)
+        top = tuple(zip(ids.tolist(), (values - log_total).tolist(), strict=True))
+    return Choice(token, float(logits[token]) - log_total, top)
