@@ -1,4 +1,7 @@
 // Quantizing activations for the int8 path: tiles of 4 rows, a scale for every 32 inputs of a row.
+//
+// The four rows are worked on together, so that what is reduced across a register (largest
+// magnitudes, sums) is reduced for all of them at once.
 
 #include "matmul_int8.h"
 
@@ -10,6 +13,9 @@ namespace {
 
 // A second term pays where a block's squared scale exceeds the row's mean square by this factor.
 constexpr float kStandsOut = 1.0f;
+
+// One number of each row.
+using Four = __m128;
 
 // 32 inputs of one row.
 struct Inputs {
@@ -45,18 +51,19 @@ private:
     float factor_[kInt8Rows];
 };
 
+// x[i] + x[i + Distance] and x[i] - x[i + Distance], in place.
 template <int Distance>
 MINFER_FN vf butterfly(vf x) {
-    constexpr __mmask16 second = Distance == 1   ? 0xaaaa
-                                 : Distance == 2 ? 0xcccc
-                                 : Distance == 4 ? 0xf0f0
-                                                 : 0xff00;
-    __m512 other;
+    vf other;
     if constexpr (Distance == 1) other = _mm512_permute_ps(x, 0xb1);
     if constexpr (Distance == 2) other = _mm512_permute_ps(x, 0x4e);
     if constexpr (Distance == 4) other = _mm512_shuffle_f32x4(x, x, 0xb1);
     if constexpr (Distance == 8) other = _mm512_shuffle_f32x4(x, x, 0x4e);
-    return _mm512_mask_sub_ps(x + other, second, other, x);
+    constexpr auto sign = [](int i) { return i & Distance ? -1.0f : 1.0f; };
+    const vf signs = _mm512_setr_ps(sign(0), sign(1), sign(2), sign(3), sign(4), sign(5), sign(6),
+                                    sign(7), sign(8), sign(9), sign(10), sign(11), sign(12),
+                                    sign(13), sign(14), sign(15));
+    return fma(x, signs, other);
 }
 
 // Hadamard transform of every `Points` consecutive inputs, in the order of the weights' one.
@@ -67,84 +74,132 @@ MINFER_FN vf rotate(vf x) {
     return butterfly<1>(butterfly<2>(x));
 }
 
-MINFER_FN float largest(const Inputs& v) { return hmax(max(abs_(v.half[0]), abs_(v.half[1]))); }
-
-// NaN if any input is NaN or infinite, else 0. Bad inputs must not quantize to good numbers.
-MINFER_FN float poison(const Inputs& v) {
-    return sum(fma(v.half[1], set1(0.0f), v.half[0] * set1(0.0f)));
+MINFER_FN __m128i max_lanes(__m512i x) {
+    const __m256i a = _mm256_max_epu32(_mm512_castsi512_si256(x), _mm512_extracti64x4_epi64(x, 1));
+    return _mm_max_epu32(_mm256_castsi256_si128(a), _mm256_extracti128_si256(a, 1));
 }
 
-// Four rows of 16 int32 that fit a byte -> data[t][r][4].
-MINFER_FN void store_data(int8_t (*data)[kInt8Rows][4], const vi (&q)[kInt8Rows]) {
+// The largest magnitude of each row. As integers, so that NaN and infinity count as the largest:
+// they end up in the scale and thus in every result of the row.
+MINFER_FN Four largest(const Inputs (&rows)[kInt8Rows]) {
+    __m512i m[kInt8Rows];
+    unroll<kInt8Rows>([&](auto r) MINFER_LAMBDA {
+        m[r] = _mm512_max_epu32(_mm512_castps_si512(abs_(rows[r].half[0])),
+                                _mm512_castps_si512(abs_(rows[r].half[1])));
+    });
+    const __m512i ab = _mm512_max_epu32(_mm512_unpacklo_epi32(m[0], m[1]),
+                                        _mm512_unpackhi_epi32(m[0], m[1]));
+    const __m512i cd = _mm512_max_epu32(_mm512_unpacklo_epi32(m[2], m[3]),
+                                        _mm512_unpackhi_epi32(m[2], m[3]));
+    return _mm_castsi128_ps(max_lanes(
+        _mm512_max_epu32(_mm512_unpacklo_epi64(ab, cd), _mm512_unpackhi_epi64(ab, cd))));
+}
+
+// most / 127 and its inverse, 0 where all inputs are 0.
+MINFER_FN Four scales_of(Four most) { return _mm_mul_ps(most, _mm_set1_ps(1.0f / 127)); }
+MINFER_FN Four inverse_of(Four most) {
+    const __mmask8 positive = _mm_cmp_ps_mask(most, _mm_setzero_ps(), _CMP_GT_OQ);
+    return _mm_maskz_div_ps(positive, _mm_set1_ps(127.0f), most);
+}
+
+// Four rows of 16 int32 that fit a byte -> data[t][r][4] for four t; returns the rows' sums.
+MINFER_FN __m128i store_data(int8_t (*data)[kInt8Rows][4], const vi (&q)[kInt8Rows]) {
     __m128i row[kInt8Rows];
-    for (int r = 0; r < kInt8Rows; ++r) row[r] = _mm512_cvtepi32_epi8(__m512i(q[r]));
+    unroll<kInt8Rows>(
+        [&](auto r) MINFER_LAMBDA { row[r] = _mm512_cvtepi32_epi8(__m512i(q[r])); });
     const __m128i a = _mm_unpacklo_epi32(row[0], row[1]), b = _mm_unpacklo_epi32(row[2], row[3]);
     const __m128i c = _mm_unpackhi_epi32(row[0], row[1]), d = _mm_unpackhi_epi32(row[2], row[3]);
-    __m128i* out = reinterpret_cast<__m128i*>(data);
-    _mm_storeu_si128(out, _mm_unpacklo_epi64(a, b));
-    _mm_storeu_si128(out + 1, _mm_unpackhi_epi64(a, b));
-    _mm_storeu_si128(out + 2, _mm_unpacklo_epi64(c, d));
-    _mm_storeu_si128(out + 3, _mm_unpackhi_epi64(c, d));
+    const __m128i t[4] = {_mm_unpacklo_epi64(a, b), _mm_unpackhi_epi64(a, b),
+                          _mm_unpacklo_epi64(c, d), _mm_unpackhi_epi64(c, d)};
+    __m128i sums = _mm_setzero_si128();
+    unroll<4>([&](auto i) MINFER_LAMBDA {
+        store128(data[i], t[i]);
+        sums = _mm_dpbusd_epi32(sums, _mm_set1_epi8(1), t[i]);
+    });
+    return sums;
+}
+
+MINFER_FN __m128i times_minus_128(__m128i x) {
+    return _mm_slli_epi32(_mm_sub_epi32(_mm_setzero_si128(), x), 7);
+}
+
+// The first number of every `Points` rotated inputs is their sum.
+template <int Points>
+MINFER_FN float sum_of(vf rotated) {
+    const float first = _mm512_cvtss_f32(rotated);
+    if constexpr (Points == 16) return first;
+    return first + _mm_cvtss_f32(_mm512_extractf32x4_ps(rotated, 2));
 }
 
 template <int Points>
 void prepare_rotated(const Reader& x, int64_t n_in, RotatedBlock* out) {
     for (int64_t k = 0; k < n_in; k += 32, ++out) {
-        vi q[2][kInt8Rows];
-        for (int r = 0; r < kInt8Rows; ++r) {
-            Inputs v = x.read(r, k);
-            const float first = sum(v.half[0]);
-            out->sum[0][r] = first + sum(v.half[1]);
-            out->sum[1][r] = first;
-            const float bad = poison(v);
-            v = {{rotate<Points>(v.half[0]), rotate<Points>(v.half[1])}};
-            const float most = largest(v);
-            const vf inverse = set1(most > 0 ? 127.0f / most : 0.0f);
-            for (int h = 0; h < 2; ++h) q[h][r] = to_int(v.half[h] * inverse);
-            const int32_t head = sum(q[0][r]);
-            out->bias[0][r] = -128 * (head + sum(q[1][r]));
-            out->bias[1][r] = -128 * head;
-            out->scale[r] = most * (1.0f / 127) + bad;
-        }
-        store_data(out->data, q[0]);
-        store_data(out->data + 4, q[1]);
+        Inputs v[kInt8Rows];
+        unroll<kInt8Rows>([&](auto r) MINFER_LAMBDA {
+            const Inputs in = x.read(r, k);
+            v[r] = {{rotate<Points>(in.half[0]), rotate<Points>(in.half[1])}};
+            // No type of the 4-point form has minimums, so none asks for sums.
+            if constexpr (Points >= 8) {
+                out->sum[1][r] = sum_of<Points>(v[r].half[0]);
+                out->sum[0][r] = out->sum[1][r] + sum_of<Points>(v[r].half[1]);
+            }
+        });
+        const Four most = largest(v);
+        _mm_store_ps(out->scale, scales_of(most));
+        alignas(16) float inverse[kInt8Rows];
+        _mm_store_ps(inverse, inverse_of(most));
+        __m128i sums[2];
+        unroll<2>([&](auto h) MINFER_LAMBDA {
+            vi q[kInt8Rows];
+            unroll<kInt8Rows>([&](auto r) MINFER_LAMBDA {
+                q[r] = to_int(v[r].half[h] * set1(inverse[r]));
+            });
+            sums[h] = store_data(out->data + 4 * h, q);
+        });
+        store128(out->bias[0], times_minus_128(_mm_add_epi32(sums[0], sums[1])));
+        store128(out->bias[1], times_minus_128(sums[0]));
     }
+}
+
+MINFER_FN void read_rows(const Reader& x, int64_t k, Inputs (&v)[kInt8Rows]) {
+    unroll<kInt8Rows>([&](auto r) MINFER_LAMBDA { v[r] = x.read(r, k); });
 }
 
 void prepare_wide(const Reader& x, int64_t n_in, WideBlock* out) {
     const int64_t blocks = n_in / 32;
-    float squares[kInt8Rows] = {};
+    Inputs v[kInt8Rows];
+    Four squares = _mm_setzero_ps();
     for (int64_t i = 0; i < blocks; ++i) {
-        for (int r = 0; r < kInt8Rows; ++r) {
-            const float most = largest(x.read(r, 32 * i));
-            out[i].scale[r] = most;
-            squares[r] += most * most;
-        }
+        read_rows(x, 32 * i, v);
+        const Four most = largest(v);
+        _mm_store_ps(out[i].scale, most);
+        squares = _mm_fmadd_ps(most, most, squares);
     }
+    const Four limit = _mm_mul_ps(squares, _mm_set1_ps(kStandsOut / float(blocks)));
     for (int64_t i = 0; i < blocks; ++i, ++out) {
-        vi high[2][kInt8Rows], low[2][kInt8Rows];
-        out->has_low = 0;
-        for (int r = 0; r < kInt8Rows; ++r) {
-            const Inputs v = x.read(r, 32 * i);
-            const float most = out->scale[r];
-            const bool two = most * most * float(blocks) > kStandsOut * squares[r];
-            const float inverse = most > 0 ? 127.0f / most : 0.0f;
-            for (int h = 0; h < 2; ++h) {
-                // a = 256 high + low; without a second term a is a multiple of 256.
-                vi a = to_int(v.half[h] * set1(two ? 256.0f * inverse : inverse));
-                if (!two) a = shift_left<8>(a);
-                high[h][r] = shift_right<8>(a + 128);
-                low[h][r] = a - shift_left<8>(high[h][r]);
-            }
-            out->bias[0][r] = -128 * (sum(high[0][r]) + sum(high[1][r]));
-            out->bias[1][r] = -128 * (sum(low[0][r]) + sum(low[1][r]));
-            out->scale[r] = most * (1.0f / 127) + poison(v);
-            out->has_low |= two;
-        }
-        for (int h = 0; h < 2; ++h) {
-            store_data(out->high + 4 * h, high[h]);
-            if (out->has_low) store_data(out->low + 4 * h, low[h]);
-        }
+        read_rows(x, 32 * i, v);
+        const Four most = _mm_load_ps(out->scale);
+        const unsigned two = _mm_cmp_ps_mask(_mm_mul_ps(most, most), limit, _CMP_GT_OQ);
+        _mm_store_ps(out->scale, scales_of(most));
+        alignas(16) float inverse[kInt8Rows];
+        _mm_store_ps(inverse, inverse_of(most));
+        __m128i high_sum[2], low_sum[2];
+        unroll<2>([&](auto h) MINFER_LAMBDA {
+            // a = 256 high + low; without a second term a is a multiple of 256.
+            vi high[kInt8Rows], low[kInt8Rows];
+            unroll<kInt8Rows>([&](auto r) MINFER_LAMBDA {
+                const bool fine = two >> r & 1;
+                const vi q = to_int(v[r].half[h] * set1(fine ? 256 * inverse[r] : inverse[r]));
+                const vi a = fine ? q : shift_left<8>(q);
+                high[r] = shift_right<8>(a + 128);
+                low[r] = a - shift_left<8>(high[r]);
+            });
+            high_sum[h] = store_data(out->high + 4 * h, high);
+            low_sum[h] = store_data(out->low + 4 * h, low);
+        });
+        store128(out->bias[0], times_minus_128(_mm_add_epi32(high_sum[0], high_sum[1])));
+        store128(out->bias[1], times_minus_128(_mm_add_epi32(low_sum[0], low_sum[1])));
+        out->has_low = two != 0;
     }
 }
 
