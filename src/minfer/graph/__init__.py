@@ -18,6 +18,7 @@ from minfer.graph.attrs import (
     SoftcapAttrs,
 )
 from minfer.graph.builder import GraphBuilder
+from minfer.graph.cost import Cost, Load, costs, real_rows, total
 from minfer.graph.ir import PAGE, Graph, KVSpec, Node, WeightSpec
 from minfer.graph.ops import OPS, OpSpec
 from minfer.graph.render import to_dot, to_json, to_text
@@ -29,6 +30,7 @@ __all__ = [
     "Activation",
     "AttentionAttrs",
     "Attrs",
+    "Cost",
     "EmbedAttrs",
     "FusedFFNAttrs",
     "FusedQKVAttrs",
@@ -37,6 +39,7 @@ __all__ = [
     "GraphBuilder",
     "KVSpec",
     "KVStoreAttrs",
+    "Load",
     "MatMulAttrs",
     "Node",
     "NormAttrs",
@@ -47,8 +50,11 @@ __all__ = [
     "ScaleAttrs",
     "SoftcapAttrs",
     "WeightSpec",
+    "costs",
+    "real_rows",
     "to_dot",
     "to_json",
     "to_text",
+    "total",
     "verify",
 ]
