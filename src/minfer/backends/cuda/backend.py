@@ -8,7 +8,7 @@ from __future__ import annotations
 import sys
 import warnings
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 import numpy as np
@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from minfer.backends.base import ALIGNMENT, Budget, Split, Weight
 from minfer.backends.cuda.device import Device
 from minfer.backends.cuda.kv import ELEMENT_BYTES, KVState
+from minfer.backends.cuda.launch import Launch
 from minfer.backends.cuda.ops import OPS
 from minfer.backends.cuda.ops.base import Context, Store
 from minfer.backends.cuda.program import Counters, Program
@@ -196,10 +197,13 @@ class CudaBackend:
             scratch=self._take_scratch,
             counters=self._take_counters,
         )
-        launches = []
+        launches: list[Launch] = []
         for index in split.nodes:
             node = split.graph.nodes[index]
             launches += OPS[node.op].lower(node, context)
+        # The first launch waits for the step before, so that the others may read the step's inputs
+        # ahead of `pdl_wait`.
+        launches[:1] = [replace(launch, overlap=False) for launch in launches[:1]]
         frozen = self.device.freeze(launches)
         return Program(self, frozen, self._generation)
 

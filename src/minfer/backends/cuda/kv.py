@@ -1,8 +1,9 @@
 """How a KV state lies in device memory. Facts and addresses; the kernels' side is `lib/kv.cuh`.
 
-K and V are two regions of the same form, page-major: `[page][kv_head][PAGE][head_dim]`, so the keys
-of one head on one page are contiguous. q8_0 keeps the quants (one byte a value) in that form, and
-beside them a plane of f16 scales `[page][kv_head][PAGE][head_dim / group]`.
+K and V are two planes of the same form, page-major: `[page][kv_head]` blocks of PAGE keys of
+`head_dim` values, so that a block is contiguous, in the order `value_at` of `lib/kv.cuh` gives:
+halves as Hopper's matrix units read them, all else key by key. q8_0 keeps quants (one byte a
+value), and beside them a plane of f16 scales `[page][kv_head][PAGE][head_dim / group]`.
 """
 
 from __future__ import annotations

@@ -1,29 +1,45 @@
 // The KV cache in device memory (layout: `kv.py`): where a head's key is, and writing one.
-// A cache type is a number: 0 f32, 1 f16, 2 q8_0. Template parameters are short, since kernels call
-// their macros HD and KV.
+//
+// K and V are planes of blocks, one a (page, kv head), of PAGE keys. A cache type is a number: 0 f32,
+// 1 f16, 2 q8_0. Template parameters are short, since kernels call their macros HD and KV.
 #include "lib/base.cuh"
 
 constexpr int PAGE = 64;
 constexpr int KV_F32 = 0, KV_F16 = 1, KV_Q8_0 = 2;
 
-DEVICE constexpr int value_bytes(int kv) { return kv == KV_F32 ? 4 : kv == KV_F16 ? 2 : 1; }
 DEVICE constexpr int scale_group(int hd) { return hd % 32 == 0 ? 32 : 16; }
 
-// Index of a head's row among all [page][kv_head][PAGE] rows of a plane.
-DEVICE i64 kv_row(int cell, int kv_head, int n_kv_heads) {
-    return ((i64)(cell / PAGE) * n_kv_heads + kv_head) * PAGE + cell % PAGE;
+DEVICE i64 kv_block(int page, int kv_head, int n_kv_heads) {
+    return (i64)page * n_kv_heads + kv_head;
 }
 
-// Write a head of D floats in shared memory to row `row` of a plane (and its scales). Called by a
-// whole warp.
+// Where feature d of a key is within its block, in values. Halves of heads that are a multiple of
+// 64 lie as Hopper's matrix units read them: bands of 64 features, [band][key][64], the eight
+// 16-byte pieces of a row exchanged by the key's number (128-byte swizzle). All else is [key][D].
 template <int D, int K>
-DEVICE void store_head(const float* head, u8* plane, f16* scales, i64 row) {
+DEVICE constexpr int value_at(int key, int d) {
+    if (K != KV_F16 || D % 64) return key * D + d;
+    return (d / 64 * PAGE + key) * 64 + ((d / 8 % 8) ^ (key % 8)) * 8 + d % 8;
+}
+
+// Where the scale of feature d is within its block, in halves.
+template <int D>
+DEVICE constexpr int scale_at(int key, int d) {
+    return (key * D + d) / scale_group(D);
+}
+
+// Write a head of D floats in shared memory as key `key` of block `block` of a plane (and its
+// scales). Called by a whole warp.
+template <int D, int K>
+DEVICE void store_head(const float* head, u8* plane, f16* scales, i64 block, int key) {
     int lane = threadIdx.x % WARP;
+    i64 base = block * PAGE * D;
     if constexpr (K == KV_F32) {
-        for (int e = lane; e < D; e += WARP) ((float*)plane)[row * D + e] = head[e];
+        for (int e = lane; e < D; e += WARP) ((float*)plane)[base + key * D + e] = head[e];
     } else if constexpr (K == KV_F16) {
-        for (int e = lane; e < D / 2; e += WARP)
-            ((f16x2*)plane)[row * (D / 2) + e] = pack_f16(head[2 * e], head[2 * e + 1]);
+        for (int e = 2 * lane; e < D; e += 2 * WARP)
+            *(f16x2*)((f16*)plane + base + value_at<D, K>(key, e)) =
+                pack_f16(head[e], head[e + 1]);
     } else {
         constexpr int GROUP = scale_group(D), LANES = GROUP / 4;  // a lane quantizes 4 values
         for (int first = 0; first < D; first += 4 * WARP) {
@@ -44,8 +60,9 @@ DEVICE void store_head(const float* head, u8* plane, f16* scales, i64 row) {
 #pragma unroll
                 for (int i = 0; i < 4; i++)
                     packed |= (u32)(u8)(i8)__float2int_rn(__fmul_rn(x[i], inverse)) << (8 * i);
-                ((u32*)plane)[(row * D + e) / 4] = packed;
-                if (lane % LANES == 0) scales[row * (D / GROUP) + e / GROUP] = f32_to_f16(d);
+                *(u32*)(plane + base + key * D + e) = packed;
+                if (lane % LANES == 0)
+                    scales[base / GROUP + scale_at<D>(key, e)] = f32_to_f16(d);
             }
         }
     }

@@ -10,11 +10,10 @@ from minfer.backends.cuda.ops.base import Context, blocks
 from minfer.dtypes import DType
 from minfer.graph import AttentionAttrs, Node
 
-THREADS = 128
-WARPS = 4
+WARPS = 8
+THREADS = 32 * WARPS
 TILE = 8  # query heads of one work item
 MAX_ROWS = 64  # of one launch, so that the parts' scratch stays small
-BLOCKS_PER_SM = 3
 
 
 def n_splits(n_tiles: int) -> int:
@@ -56,7 +55,7 @@ def launches(node: Node, ctx: Context, first: int, end: int) -> list[Launch]:
             attrs.scale,
             attrs.softcap,
         )
-        n_blocks = min(rows * tiles * splits, ctx.facts.n_sms * BLOCKS_PER_SM)
+        n_blocks = min(rows * tiles * splits, ctx.facts.n_sms)
         shared = shared_bytes(attrs.head_dim, splits)
         result.append(Launch(made, (n_blocks, 1, 1), THREADS, args, shared))
     return result
@@ -66,7 +65,8 @@ def shared_bytes(head_dim: int, splits: int) -> int:
     """Size of the kernel's `Shared`."""
     queries = blocks(head_dim, 32) * 2 * 32 * 16
     warps = WARPS * TILE * (head_dim + 2) * 4
-    return queries + warps + splits * TILE * 4 + (MAX_ROWS + 1) * 4 + 12
+    weights = TILE * (splits + 1) * 4
+    return blocks(queries + warps + weights + (MAX_ROWS + 2) * 4, 16) * 16
 
 
 def kernels(head_dims: Iterable[int]) -> Sequence[Kernel]:

@@ -18,7 +18,7 @@
 //          zeros; the first tile needs no rescaling, and rescaling by 1 is skipped; a row without
 //          keys gives 0.
 // Macros:  HD, GROUP (query heads a kv head), KV, SOFTCAP (0/1).
-#include "lib/attention.cuh"
+#include "lib/attention_rows.cuh"
 
 constexpr int WARPS = 4, THREADS = WARPS * WARP, ROWS = WARPS * 16;
 constexpr int KEYS = HD <= 128 ? 64 : 32;  // a tile of keys lies within one page
@@ -33,79 +33,43 @@ struct Planes {
     const f16 *k_scales, *v_scales;
 };
 
-// Rows [first, end) of one sequence, and the range of their positions.
-struct Run {
-    int first, end, lowest, highest;
-};
-
-// The run that starts at row `first`; empty at a padded row. Every warp finds the same.
-DEVICE Run find_run(int first, int limit, const i32* positions, const i32* seqs) {
-    Run run = {first, first, 0x7fffffff, -1};
-    int seq = seqs[first];
-    for (bool open = true; open && run.end < limit;) {
-        int row = run.end + threadIdx.x % WARP;
-        int position = row < limit ? positions[row] : -1;
-        bool same = position >= 0 && seqs[row] == seq;
-        u32 others = ~__ballot_sync(FULL_MASK, same);
-        int n = others ? __ffs(others) - 1 : WARP;
-        open = n == WARP;
-        bool mine = threadIdx.x % WARP < n;
-        int low = mine ? position : 0x7fffffff, high = mine ? position : -1;
-#pragma unroll
-        for (int offset = 16; offset; offset /= 2) {
-            low = min(low, __shfl_xor_sync(FULL_MASK, low, offset));
-            high = max(high, __shfl_xor_sync(FULL_MASK, high, offset));
-        }
-        run.lowest = min(run.lowest, low);
-        run.highest = max(run.highest, high);
-        run.end += n;
-    }
-    return run;
-}
-
-// Eight cached values at feature `d` of row `row`, as halves.
-DEVICE uint4 convert8(const u8* plane, const f16* scales, i64 row, int d) {
+// Eight cached values at feature `d` of a key, as halves.
+DEVICE uint4 convert8(const u8* plane, const f16* scales, i64 block, int key, int d) {
+    i64 at = block * PAGE * HD + value_at<HD, KV>(key, d);
     if constexpr (KV == KV_Q8_0) {
-        constexpr int group = scale_group(HD);
-        uint2 w = *(const uint2*)(plane + row * HD + d);
-        f16 scale = scales[row * (HD / group) + d / group];
+        uint2 w = *(const uint2*)(plane + at);
+        f16 scale = scales[block * PAGE * HD / scale_group(HD) + scale_at<HD>(key, d)];
         f16x2 both = join_f16(scale, scale);
         return make_uint4(bytes_to_f16(w.x, 0, both), bytes_to_f16(w.x, 1, both),
                           bytes_to_f16(w.y, 0, both), bytes_to_f16(w.y, 1, both));
     } else {
-        const float4* p = (const float4*)((const float*)plane + row * HD + d);
+        const float4* p = (const float4*)((const float*)plane + at);
         float4 a = p[0], b = p[1];
         return make_uint4(pack_f16(a.x, a.y), pack_f16(a.z, a.w), pack_f16(b.x, b.y),
                           pack_f16(b.z, b.w));
     }
 }
 
-// Bring a tile of K and V, from cache row `base` on, into shared memory; keys outside of
-// [low, high] become zeros.
-DEVICE void load_tile(f16* k, f16* v, const Planes& planes, i64 base, int first_key, int low,
+// Bring KEYS keys and values of a block, from key `first` of the page on, into shared memory; keys
+// outside of [low, high] of the sequence become zeros.
+DEVICE void load_tile(f16* k, f16* v, const Planes& planes, i64 block, int first_key, int low,
                       int high) {
 #pragma unroll 4
     for (int i = threadIdx.x; i < KEYS * HD / 8; i += THREADS) {
-        int key = i / (HD / 8), d = i % (HD / 8) * 8;
+        int key = i / (HD / 8), d = i % (HD / 8) * 8, in_page = first_key % PAGE + key;
         bool seen = first_key + key >= low && first_key + key <= high;
         f16 *to_k = k + key * STRIDE + d, *to_v = v + key * STRIDE + d;
         if constexpr (KV == KV_F16) {
-            i64 at = ((base + key) * HD + d) * 2;
+            i64 at = (block * PAGE * HD + value_at<HD, KV>(in_page, d)) * 2;
             copy16_async(to_k, planes.k + at, seen ? 16 : 0);
             copy16_async(to_v, planes.v + at, seen ? 16 : 0);
         } else {
             uint4 zero = make_uint4(0, 0, 0, 0);
-            *(uint4*)to_k = seen ? convert8(planes.k, planes.k_scales, base + key, d) : zero;
-            *(uint4*)to_v = seen ? convert8(planes.v, planes.v_scales, base + key, d) : zero;
+            *(uint4*)to_k = seen ? convert8(planes.k, planes.k_scales, block, in_page, d) : zero;
+            *(uint4*)to_v = seen ? convert8(planes.v, planes.v_scales, block, in_page, d) : zero;
         }
     }
 }
-
-// What a warp's lane keeps of its two rows, g and g + 8 of the warp's 16.
-struct State {
-    float out[HD / 8][4];
-    float top[2], total[2];  // in base 2, scaled; the total is this lane's share
-};
 
 // Scores of a warp's 16 queries and KEYS keys.
 DEVICE void multiply_keys(float (&s)[KEYS / 8][4], const u32 (&q)[STEPS][4], const f16* q_shared,
@@ -134,40 +98,8 @@ DEVICE void multiply_keys(float (&s)[KEYS / 8][4], const u32 (&q)[STEPS][4], con
     }
 }
 
-// Turn scores into probabilities against the running maximum, rescaling what was summed before.
-DEVICE void softmax(float (&s)[KEYS / 8][4], State& state, float factor, bool fresh) {
-    float decay[2];
-#pragma unroll
-    for (int r = 0; r < 2; r++) {
-        float best = -INFINITY;
-#pragma unroll
-        for (int n = 0; n < KEYS / 8; n++)
-            best = fmaxf(best, fmaxf(s[n][2 * r], s[n][2 * r + 1]));
-        best = fmaxf(best, __shfl_xor_sync(FULL_MASK, best, 1));
-        best = fmaxf(best, __shfl_xor_sync(FULL_MASK, best, 2));
-        float next = fmaxf(state.top[r], best * factor);
-        float base = next == -INFINITY ? 0.0f : next;  // no key seen yet: 2^(-inf - 0) is 0
-        decay[r] = exp2_of(state.top[r] - base);
-        state.top[r] = next;
-        float sum = 0.0f;
-#pragma unroll
-        for (int n = 0; n < KEYS / 8; n++)
-#pragma unroll
-            for (int i = 2 * r; i < 2 * r + 2; i++) {
-                s[n][i] = exp2_of(__fmaf_rn(s[n][i], factor, -base));
-                sum += s[n][i];
-            }
-        state.total[r] = state.total[r] * decay[r] + sum;
-    }
-    if (fresh || !__any_sync(FULL_MASK, decay[0] != 1.0f || decay[1] != 1.0f)) return;
-#pragma unroll
-    for (int n = 0; n < HD / 8; n++)
-#pragma unroll
-        for (int i = 0; i < 4; i++) state.out[n][i] *= decay[i / 2];
-}
-
 // Add probabilities times values.
-DEVICE void multiply_values(State& state, const float (&s)[KEYS / 8][4], const f16* v) {
+DEVICE void multiply_values(State<HD>& state, const float (&s)[KEYS / 8][4], const f16* v) {
     int lane = threadIdx.x % WARP, matrix = lane / 8, r = lane % 8;
     u32 at = shared_address(v + (8 * (matrix % 2) + r) * STRIDE + 8 * (matrix / 2));
 #pragma unroll
@@ -200,14 +132,13 @@ attention_prefill(const float* q, const u8* k_plane, const u8* v_plane, const f1
     f16* q_shared = memory + 2 * STAGES * TILE + warp * 16 * STRIDE;
 
     // this lane's two pairs, and its queries
-    int row[2], position[2];
+    Rows rows_here;
     i64 at[2];
 #pragma unroll
     for (int r = 0; r < 2; r++) {
         int pair = first_pair + warp * 16 + g + 8 * r;
-        row[r] = pair / GROUP;
-        position[r] = row[r] < rows ? positions[row[r]] : -1;
-        at[r] = (((i64)row[r] * n_kv_heads + kv_head) * GROUP + pair % GROUP) * HD + 2 * t;
+        rows_here.set(r, pair / GROUP, rows, positions);
+        at[r] = (((i64)(pair / GROUP) * n_kv_heads + kv_head) * GROUP + pair % GROUP) * HD + 2 * t;
     }
     u32 queries[STEPS][4];
 #pragma unroll
@@ -216,7 +147,7 @@ attention_prefill(const float* q, const u8* k_plane, const u8* v_plane, const f1
         for (int i = 0; i < 4; i++) {
             float2 x = make_float2(0.0f, 0.0f);
             int d = 16 * step + 8 * (i / 2);
-            if (position[i % 2] >= 0) x = *(const float2*)(q + at[i % 2] + d);
+            if (rows_here.position[i % 2] >= 0) x = *(const float2*)(q + at[i % 2] + d);
             u32 both = pack_f16(x.x, x.y);
             if constexpr (Q_IN_REGISTERS)
                 queries[step][i] = both;
@@ -225,8 +156,8 @@ attention_prefill(const float* q, const u8* k_plane, const u8* v_plane, const f1
         }
     __syncwarp();
 
-    State state = {};
-    state.top[0] = state.top[1] = -INFINITY;
+    State<HD> state;
+    state.clear();
     float factor = SOFTCAP ? 1.0f : scale * LOG2E;
     bool fresh = true;
     int last_row = min((first_pair + ROWS - 1) / GROUP, rows - 1);
@@ -240,9 +171,9 @@ attention_prefill(const float* q, const u8* k_plane, const u8* v_plane, const f1
         int tile = low / KEYS, last_tile = run.highest / KEYS;
         auto issue = [&](int i, int stage) {
             int key = i * KEYS;
-            i64 base = ((i64)pages[key / PAGE] * n_kv_heads + kv_head) * PAGE + key % PAGE;
+            i64 block = kv_block(pages[key / PAGE], kv_head, n_kv_heads);
             f16* k = memory + 2 * stage * TILE;
-            load_tile(k, k + TILE, planes, base, key, low, run.highest);
+            load_tile(k, k + TILE, planes, block, key, low, run.highest);
             if (STAGES > 1) copy_commit();
         };
         if (STAGES > 1) issue(tile, 0);
@@ -260,20 +191,8 @@ attention_prefill(const float* q, const u8* k_plane, const u8* v_plane, const f1
             float s[KEYS / 8][4] = {};
             multiply_keys(s, queries, q_shared, k);
             int key = tile * KEYS;
-            bool masked = !alone || key + KEYS - 1 > run.lowest ||
-                          (window > 0 && key <= run.highest - window);
-#pragma unroll
-            for (int n = 0; n < KEYS / 8; n++)
-#pragma unroll
-                for (int i = 0; i < 4; i++) {
-                    if (SOFTCAP) s[n][i] = capped(s[n][i] * scale, cap);
-                    if (masked) {
-                        int r = i / 2, j = key + 8 * n + 2 * t + i % 2;
-                        bool seen = row[r] >= run.first && row[r] < run.end && j <= position[r] &&
-                                    (window == 0 || j > position[r] - window);
-                        if (!seen) s[n][i] = -INFINITY;
-                    }
-                }
+            if (SOFTCAP) cap_scores(s, scale, cap);
+            if (run.masks(key, KEYS, window, alone)) mask_scores(s, key, run, rows_here, window);
             softmax(s, state, factor, fresh);
             fresh = false;
             multiply_values(state, s, k + TILE);
@@ -282,16 +201,13 @@ attention_prefill(const float* q, const u8* k_plane, const u8* v_plane, const f1
         next = run.end;
     }
 
+    state.finish();
 #pragma unroll
     for (int r = 0; r < 2; r++) {
-        float total = state.total[r];
-        total += __shfl_xor_sync(FULL_MASK, total, 1);
-        total += __shfl_xor_sync(FULL_MASK, total, 2);
-        float inverse = total > 0.0f ? 1.0f / total : 0.0f;
-        if (row[r] >= rows) continue;
+        if (rows_here.row[r] >= rows) continue;
 #pragma unroll
         for (int n = 0; n < HD / 8; n++)
-            *(float2*)(y + at[r] + 8 * n) = make_float2(state.out[n][2 * r] * inverse,
-                                                        state.out[n][2 * r + 1] * inverse);
+            *(float2*)(y + at[r] + 8 * n) =
+                make_float2(state.out[n][2 * r], state.out[n][2 * r + 1]);
     }
 }

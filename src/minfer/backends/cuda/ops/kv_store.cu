@@ -19,15 +19,16 @@ KERNEL kv_store(const float* k, const float* v, const i32* cells, u8* k_plane, u
     int row = blockIdx.x, warp = threadIdx.x / WARP;
     int h = blockIdx.y * WARPS + warp, cell = cells[row];
     if (h >= n_kv_heads || cell < 0) return;
-    i64 from = ((i64)row * n_kv_heads + h) * HD, to = kv_row(cell, h, n_kv_heads);
+    i64 from = ((i64)row * n_kv_heads + h) * HD;
+    i64 to = kv_block(cell / PAGE, h, n_kv_heads);
     Head<HD> head;
     head.load(k + from);
     head.write(heads[warp]);
     __syncwarp();
-    store_head<HD, KV>(heads[warp], k_plane, k_scales, to);
+    store_head<HD, KV>(heads[warp], k_plane, k_scales, to, cell % PAGE);
     __syncwarp();
     head.load(v + from);
     head.write(heads[warp]);
     __syncwarp();
-    store_head<HD, KV>(heads[warp], v_plane, v_scales, to);
+    store_head<HD, KV>(heads[warp], v_plane, v_scales, to, cell % PAGE);
 }

@@ -41,7 +41,7 @@ KERNEL qkv(const float* q, const float* k, const float* v, const float* q_bias,
     h -= n_heads;
     int cell = cells[row];
     if (cell < 0) return;
-    i64 to = kv_row(cell, h, n_kv_heads);
+    i64 to = kv_block(cell / PAGE, h, n_kv_heads);
     Head<HD> value;
     value.load(v + (i64)row * v_stride + h * HD);
     head.load(k + (i64)row * k_stride + h * HD);
@@ -50,10 +50,10 @@ KERNEL qkv(const float* q, const float* k, const float* v, const float* q_bias,
     head.write(mine);
     __syncwarp();
     rotate<ROTATED, NEOX>(mine, position, turns, magnitude);
-    store_head<HD, KV>(mine, k_plane, k_scales, to);
+    store_head<HD, KV>(mine, k_plane, k_scales, to, cell % PAGE);
     __syncwarp();
     if (BIAS) value.add(v_bias + h * HD);
     value.write(mine);
     __syncwarp();
-    store_head<HD, KV>(mine, v_plane, v_scales, to);
+    store_head<HD, KV>(mine, v_plane, v_scales, to, cell % PAGE);
 }
