@@ -127,5 +127,9 @@ class QueueFullError(MinferError):
         return (QueueFullError, (self.n_open, self.capacity))
 
 
+class ServerError(MinferError):
+    """A server cannot start or go on: an address in use, a package missing."""
+
+
 class ClosedError(MinferError):
     """The model or engine was used after `close`."""

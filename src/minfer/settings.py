@@ -88,6 +88,10 @@ class Settings:
         _boolean, False, "Check the graph against its specification after every pass."
     )
     debug: bool = _row(_boolean, False, "Show tracebacks of errors in the command line.")
+    # Serving
+    api_keys: str = _row(
+        str, "", "Keys of which a request to `minfer serve` must bear one, separated by commas."
+    )
     # Files
     cache_dir: Path | None = _row(_path, None, "Folder of downloaded models and compiled kernels.")
     offline: bool = _row(_boolean, False, "Never use the network.")

@@ -18,10 +18,12 @@ from minfer.cli.models import list_models, pull
 from minfer.cli.plan import plan
 from minfer.cli.report import ending, piped
 from minfer.cli.run import run
+from minfer.cli.serve import serve
 
 VERBS: dict[str, Callable[..., None]] = {
     "run": run,
     "chat": chat,
+    "serve": serve,
     "info": info,
     "plan": plan,
     "doctor": doctor,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import fields, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import typer
 
@@ -17,8 +17,13 @@ if TYPE_CHECKING:
     from minfer.llm import LLM
 
 
-def open_model(name: str, loading: Loading, tracing: Tracing) -> LLM:
+def open_model(name: str, loading: Loading, tracing: Tracing, **sizes: Any) -> LLM:
     """Load a model, downloading it first where it is not on this machine.
+
+    Args:
+        name: any name of a model.
+        loading, tracing: the options.
+        sizes: further arguments of `LLM`.
 
     Raises:
         typer.BadParameter: for an option's value that cannot be used.
@@ -29,20 +34,20 @@ def open_model(name: str, loading: Loading, tracing: Tracing) -> LLM:
     settings = Settings.load()
     if tracing.trace is not None:
         settings = replace(settings, trace=tracing.trace)
-    llm = _load(name, loading, settings)
+    llm = _load(name, loading, settings, sizes)
     if graph is not None and form is not None:
         graph.write_text(render(llm.plan(), form), encoding="utf-8")
     return llm
 
 
-def _load(name: str, loading: Loading, settings: Settings) -> LLM:
+def _load(name: str, loading: Loading, settings: Settings, sizes: dict[str, Any]) -> LLM:
     from minfer.llm import LLM
 
     given = {f.name: getattr(loading, f.name) for f in fields(loading)}
     given = {field: value for field, value in given.items() if value is not None}
     try:
         with progress_bar() as progress:
-            return LLM(name, **given, settings=settings, progress=progress)
+            return LLM(name, **given, **sizes, settings=settings, progress=progress)
     except (RequestError, SettingsError) as error:
         field = (error.where or "").removeprefix(PREFIX).lower()
         if field not in given:

@@ -46,14 +46,15 @@ class Format(StrEnum):
     json = "json"
 
 
-def _option(panel: str, help: str, *names: str, metavar: str | None = None) -> Any:
+def option(panel: str, help: str, *names: str, metavar: str | None = None) -> Any:
+    """An option for a field of a bundle, in its panel of the help page."""
     return typer.Option(*names, help=help, metavar=metavar, rich_help_panel=panel)
 
 
-_load = partial(_option, "Loading")
-_sample = partial(_option, "Sampling")
-_penalty = partial(_option, "Penalties")
-_look = partial(_option, "Looking inside")
+_load = partial(option, "Loading")
+_sample = partial(option, "Sampling")
+_penalty = partial(option, "Penalties")
+_look = partial(option, "Looking inside")
 
 ModelName = Annotated[
     str,

@@ -7,6 +7,9 @@ One thread at a time may call it; `minfer.llm` and `minfer.server` see to that.
 from __future__ import annotations
 
 import itertools
+import operator
+from bisect import insort
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
@@ -19,12 +22,12 @@ from minfer.backends import Backend, Weight
 from minfer.dtypes import F16, DType
 from minfer.engine.batcher import Chunk, bucket, pick
 from minfer.engine.inputs import fill
-from minfer.engine.pages import PagePool, Prefix, PrefixCache
 from minfer.engine.params import SamplingParams
 from minfer.engine.plans import PlanCache
 from minfer.engine.sampling import Constraint, Sampler
 from minfer.engine.sequence import Event, FinishReason, Sequence, State
-from minfer.errors import BusyError, ClosedError, ContextFullError, MinferError, RequestError
+from minfer.engine.space import KVSpace
+from minfer.errors import BusyError, ClosedError, ContextFullError, RequestError
 from minfer.graph import PAGE
 from minfer.models import DecoderConfig, StepShape
 from minfer.scheduler import Device, Plan, load_weights
@@ -42,6 +45,9 @@ class EngineConfig:
         prefill_rows: prompt tokens a step computes at most.
         cache_type: element type of the KV cache.
         prefix_cache: whether pages are kept for later requests with the same beginning.
+
+    Raises:
+        RequestError: for a size below 1.
     """
 
     n_ctx: int
@@ -50,6 +56,13 @@ class EngineConfig:
     prefill_rows: int = 512
     cache_type: DType = F16
     prefix_cache: bool = True
+
+    def __post_init__(self) -> None:
+        for name in ("n_ctx", "n_cells", "max_sequences", "prefill_rows"):
+            if getattr(self, name) < 1:
+                raise RequestError(
+                    f"value {getattr(self, name)} is out of range; expected at least 1", where=name
+                )
 
     @property
     def n_pages(self) -> int:
@@ -91,11 +104,15 @@ class Engine:
         self.weight_bytes = load_weights(largest, weights, progress)
         self.cache_bytes = self._add_states(largest)
         self._reserve(largest)
-        self._pool = PagePool(config.n_pages)
-        self._cache = PrefixCache(self._pool)
-        self._waiting: list[Sequence] = []
-        self._running: list[Sequence] = []
-        self._slots = list(range(config.max_sequences - 1, -1, -1))
+        self._space = KVSpace(
+            config.n_pages,
+            config.max_sequences,
+            keep_prefixes=config.prefix_cache,
+            copy_page=self._copy_page,
+        )
+        self._waiting: deque[Sequence] = deque()
+        self._running: list[Sequence] = []  # oldest first
+        self._refused: tuple[Sequence, int] | None = None
         self._arrivals = itertools.count()
         self._events: list[tuple[Sequence, Event]] = []
         self._closed = False
@@ -124,21 +141,21 @@ class Engine:
             ContextFullError: if it leaves no room for a token.
         """
         self._check_open()
-        if not len(prompt):
-            raise RequestError("the prompt has no tokens", where="prompt")
-        for token in prompt:
+        tokens = self._checked(prompt)
+        n_ctx = min(self.config.n_ctx, self.config.n_pages * PAGE)
+        if len(tokens) >= n_ctx:
+            raise ContextFullError(len(tokens), n_ctx)
+        for token in params.logit_bias:
             if not 0 <= token < self.model.n_vocab:
                 raise RequestError(
                     f"token {token} is outside of the vocabulary of {self.model.n_vocab}",
-                    where="prompt",
+                    where="logit_bias",
                 )
-        room = min(self.config.n_ctx, self.config.n_pages * PAGE) - len(prompt)
-        if room < 1:
-            raise ContextFullError(len(prompt), self.config.n_ctx)
+        room = n_ctx - len(tokens)
         limit = room if params.max_tokens is None else min(room, params.max_tokens)
         ends = frozenset() if params.ignore_eos else stop_ids
         sequence = Sequence(
-            list(prompt), len(prompt), limit, ends, Sampler(params, constraint), reuse_decoded
+            tokens, len(tokens), limit, ends, Sampler(params, constraint), reuse_decoded
         )
         sequence.priority = next(self._arrivals)
         if limit == 0:
@@ -163,6 +180,11 @@ class Engine:
         return len(self._running)
 
     @property
+    def running(self) -> tuple[Sequence, ...]:
+        """Requests that hold pages, oldest first."""
+        return tuple(self._running)
+
+    @property
     def has_work(self) -> bool:
         """Whether a step would do anything."""
         return bool(self._waiting or self._running or self._events)
@@ -170,12 +192,13 @@ class Engine:
     @property
     def pages(self) -> tuple[int, int, int]:
         """Pages of the KV cache: (free, held only by the prefix cache, all)."""
-        return self._pool.n_free, self._cache.n_reclaimable(), self._pool.n_pages
+        pool = self._space.pool
+        return pool.n_free, self._space.cache.n_reclaimable(), pool.n_pages
 
     @property
     def n_shared_pages(self) -> int:
         """Pages of the KV cache with more than one holder."""
-        return self._pool.n_shared
+        return self._space.pool.n_shared
 
     # -- the step ---------------------------------------------------------------------------
 
@@ -188,7 +211,7 @@ class Engine:
             began = perf_counter()
             try:
                 logits = self._compute(chunks)
-            except MinferError as error:
+            except Exception as error:  # whatever failed, every stream of the batch must hear it
                 for chunk in chunks:
                     self._finish(chunk.sequence, "error", error)
             else:
@@ -204,89 +227,47 @@ class Engine:
         return compiled.output(rows=rows)
 
     def _admit(self) -> None:
-        """Let waiting sequences run while there are slots and pages for their prompts."""
-        while self._waiting and self._slots:
+        """Let waiting sequences run, oldest first, while there are slots and pages for them."""
+        while self._waiting:
             sequence = self._waiting[0]
-            known = self._find_prefix(sequence)
-            needed = sequence.pages_needed(len(sequence.tokens) + 1) - len(known.pages)
-            for page in known.pages:
-                self._pool.share(page)
-            if known.tail is not None:
-                self._pool.share(known.tail)
-            enough = self._make_room(needed)
-            if enough:
-                self._start(sequence, known)
-            else:
-                for page in known.pages:
-                    self._pool.drop(page)
-            if known.tail is not None:
-                self._pool.drop(known.tail)
-            if not enough:
+            if self._refused == (sequence, self._space.n_left):
                 return
+            try:
+                entered = self._space.enter(sequence)
+            except Exception as error:
+                self._finish(sequence, "error", error)
+                continue
+            if not entered:
+                self._refused = (sequence, self._space.n_left)
+                return
+            self._waiting.popleft()
+            self._start(sequence)
 
-    def _find_prefix(self, sequence: Sequence) -> Prefix:
-        if not self.config.prefix_cache:
-            return Prefix()
-        prompt = sequence.tokens[: sequence.n_prompt]
-        return self._cache.find(prompt, exact_only=not sequence.reuse_decoded)
-
-    def _start(self, sequence: Sequence, known: Prefix) -> None:
-        """Give a sequence its slot and its known pages, and let it run."""
-        self._waiting.pop(0)
-        sequence.pages = list(known.pages)
-        sequence.n_computed = len(known.pages) * PAGE
-        if known.tail is not None:
-            page = self._pool.take()
-            assert page is not None, "room was made"
-            for name in self._used_backends:
-                self._backend(name).copy_pages([(known.tail, page)])
-            sequence.pages.append(page)
-            sequence.n_computed += known.n_tail
+    def _start(self, sequence: Sequence) -> None:
         if not sequence.n_preempted:
             sequence.n_cached = sequence.n_computed
             sequence.started = perf_counter()
             self.counters.cached_tokens += sequence.n_cached
-        sequence.slot = self._slots.pop()
         sequence.state = State.PREFILLING
-        self._running.append(sequence)
+        insort(self._running, sequence, key=lambda s: s.priority)
 
     def _place(self, chunks: list[Chunk]) -> list[Chunk]:
         """Find pages for every chunk; where there are none, the youngest sequences wait again."""
-        placed: list[Chunk] = []
-        for chunk in sorted(chunks, key=lambda c: c.sequence.priority):
-            if chunk.sequence.slot < 0:
-                continue
-            needed = chunk.sequence.pages_needed(chunk.start + chunk.count)
-            while not self._make_room(needed):
-                victim = max(self._running, key=lambda s: s.priority)
-                self._preempt(victim)
-                if victim is chunk.sequence:
-                    break
-            if chunk.sequence.slot < 0:
-                continue
-            for _ in range(needed):
-                page = self._pool.take()
-                assert page is not None, "room was made"
-                chunk.sequence.pages.append(page)
-            placed.append(chunk)
-        alive = [c for c in placed if c.sequence.slot >= 0]
-        return [c for c in alive if c.single] + [c for c in alive if not c.single]
-
-    def _make_room(self, n_pages: int) -> bool:
-        """Free pages until `n_pages` are there, at the prefix cache's cost; False if it cannot."""
-        while self._pool.n_free < n_pages:
-            if not self._cache.evict():
-                return False
-        return True
+        for chunk in chunks:
+            sequence = chunk.sequence
+            while sequence.slot >= 0 and not self._space.grow(sequence, chunk.start + chunk.count):
+                self._preempt(self._running[-1])
+        return [c for c in chunks if c.sequence.slot >= 0]
 
     def _preempt(self, sequence: Sequence) -> None:
         """Take a sequence's pages; it starts over with what it has, computed as it was."""
-        self._release(sequence)
+        self._space.remember(sequence, sequence.n_computed)
+        self._leave(sequence)
         sequence.state = State.WAITING
         sequence.n_computed = 0
         sequence.n_preempted += 1
         self.counters.preemptions += 1
-        self._waiting.insert(0, sequence)
+        self._waiting.appendleft(sequence)
 
     def _advance(self, chunks: list[Chunk], logits: NDArray[np.float32], seconds: float) -> None:
         """Move every sequence past what was computed, and choose the next tokens."""
@@ -295,24 +276,23 @@ class Engine:
         n_rows = sum(c.count for c in chunks)
         self.counters.decode_seconds += seconds * n_single / n_rows
         self.counters.prefill_seconds += seconds * (n_rows - n_single) / n_rows
-        row = 0
+        rows = iter(logits)
         for chunk in chunks:
             sequence = chunk.sequence
-            sequence.n_computed += chunk.count
             if not chunk.single:
                 self.counters.prompt_tokens += chunk.count
             if not chunk.wants_logits:
+                sequence.n_computed += chunk.count
                 continue
-            if sequence.state is State.PREFILLING:
-                sequence.state = State.DECODING
-                self._remember(sequence, sequence.n_prompt // PAGE * PAGE)
             try:
-                choice = sequence.sampler.choose(logits[row], sequence.tokens)
-            except MinferError as error:
+                choice = sequence.sampler.choose(next(rows), sequence.tokens)
+            except Exception as error:  # a constraint is the caller's code
                 self._finish(sequence, "error", error)
                 continue
-            finally:
-                row += 1
+            sequence.n_computed += chunk.count
+            if sequence.state is State.PREFILLING:
+                sequence.state = State.DECODING
+                self._space.remember(sequence, sequence.n_prompt // PAGE * PAGE)
             if not sequence.n_generated:
                 sequence.first_token = perf_counter()
             sequence.tokens.append(choice.token)
@@ -335,10 +315,10 @@ class Engine:
         choice_event: Event | None = None,
     ) -> None:
         """End a sequence, keep its pages for others, and report it."""
-        if sequence in self._running:
+        if sequence.slot >= 0:
             if reason != "error":
-                self._remember(sequence, sequence.n_computed)
-            self._release(sequence)
+                self._space.remember(sequence, sequence.n_computed)
+            self._leave(sequence)
         elif sequence in self._waiting:
             self._waiting.remove(sequence)
         sequence.state = State.FINISHED
@@ -346,23 +326,9 @@ class Engine:
         sequence.ended = perf_counter()
         self._events.append((sequence, choice_event or Event(None, reason, error)))
 
-    def _remember(self, sequence: Sequence, n_tokens: int) -> None:
-        """Offer the pages of the first `n_tokens` to later requests."""
-        if self.config.prefix_cache:
-            n_exact = 0 if sequence.reuse_decoded else sequence.n_prompt
-            self._cache.add(sequence.tokens[:n_tokens], sequence.pages, n_exact)
-
-    def _release(self, sequence: Sequence) -> None:
+    def _leave(self, sequence: Sequence) -> None:
         self._running.remove(sequence)
-        self._give_back(sequence)
-
-    def _give_back(self, sequence: Sequence) -> None:
-        """Return a sequence's pages and its slot."""
-        for page in sequence.pages:
-            self._pool.drop(page)
-        sequence.pages = []
-        self._slots.append(sequence.slot)
-        sequence.slot = -1
+        self._space.leave(sequence)
 
     # -- beside the steps -------------------------------------------------------------------
 
@@ -386,26 +352,19 @@ class Engine:
         It holds a slot and pages until it is exhausted or closed.
         """
         self._check_open()
-        if not 0 < len(tokens) <= self.config.n_ctx:
-            raise ContextFullError(len(tokens), self.config.n_ctx)
-        sequence = Sequence(
-            list(tokens), len(tokens), 1, frozenset(), Sampler(SamplingParams()), False
-        )
-        n_pages = sequence.pages_needed(len(tokens))
-        if not self._slots or not self._make_room(n_pages):
+        known = self._checked(tokens)
+        if len(known) > self.config.n_ctx:
+            raise ContextFullError(len(known), self.config.n_ctx)
+        sequence = Sequence(known, len(known), 1, frozenset(), Sampler(SamplingParams()), False)
+        if not self._space.enter_alone(sequence):
             raise BusyError("all slots or pages of the KV cache are in use", where="engine")
-        sequence.slot = self._slots.pop()
-        for _ in range(n_pages):
-            page = self._pool.take()
-            assert page is not None, "room was made"
-            sequence.pages.append(page)
         try:
             step = 1 if single else self.config.prefill_rows
-            for start in range(0, len(tokens), step):
-                count = min(step, len(tokens) - start)
+            for start in range(0, len(known), step):
+                count = min(step, len(known) - start)
                 yield self._forward_chunk(Chunk(sequence, start, count, single), hidden)
         finally:
-            self._give_back(sequence)
+            self._space.leave(sequence)
 
     def _forward_chunk(self, chunk: Chunk, hidden: bool) -> NDArray[np.float32]:
         rows = bucket(chunk.count)
@@ -424,7 +383,7 @@ class Engine:
 
     def prefix_pages(self, tokens: Seq[int]) -> tuple[int, list[int]]:
         """How many leading tokens of `tokens` are cached, and their pages; for saving sessions."""
-        known = self._cache.find([*tokens, -1], exact_only=False)
+        known = self._space.cache.find([*tokens, -1], exact_only=False)
         pages = list(known.pages)
         if known.tail is not None:
             pages.append(known.tail)
@@ -446,27 +405,23 @@ class Engine:
         n_pages = -(-len(tokens) // PAGE)
         if set(contents) != set(self._states) or any(len(c) != n_pages for c in contents.values()):
             raise RequestError("the saved pages belong to another model", where="session")
-        if not self._make_room(n_pages):
-            raise RequestError(f"{n_pages} pages do not fit the KV cache", where="session")
-        pages = []
-        for index in range(n_pages):
-            page = self._pool.take()
-            assert page is not None, "room was made"
-            pages.append(page)
+
+        def write(index: int, page: int) -> None:
             for state, backend in self._states.items():
                 backend.write_page(state, page, contents[state][index])
-        self._cache.add(tokens, pages, 0)
-        for page in pages:
-            self._pool.drop(page)
+
+        if not self._space.put(tokens, write):
+            raise RequestError(f"{n_pages} pages do not fit the KV cache", where="session")
 
     def clear_cache(self) -> None:
         """Forget all prefixes; running sequences keep their pages."""
-        self._cache.clear()
+        self._space.cache.clear()
 
     def close(self) -> None:
         """Free all memory. Closing twice is allowed."""
         if not self._closed:
             self._closed = True
+            self._plans.clear()
             for device in self._devices:
                 device.backend.close()
 
@@ -516,6 +471,23 @@ class Engine:
         for plan in (largest, both):
             for name, nbytes in plan.arena_bytes.items():
                 plan.backend(name).reserve(nbytes)
+
+    def _copy_page(self, source: int, target: int) -> None:
+        for name in self._used_backends:
+            self._backend(name).copy_pages([(source, target)])
+
+    def _checked(self, tokens: Seq[int]) -> list[int]:
+        """The ids as plain integers, none of which a kernel could trip over."""
+        ids = [operator.index(token) for token in tokens]
+        if not ids:
+            raise RequestError("there are no tokens", where="prompt")
+        for token in (min(ids), max(ids)):
+            if not 0 <= token < self.model.n_vocab:
+                raise RequestError(
+                    f"token {token} is outside of the vocabulary of {self.model.n_vocab}",
+                    where="prompt",
+                )
+        return ids
 
     def _check_open(self) -> None:
         if self._closed:

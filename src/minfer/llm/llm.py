@@ -59,7 +59,8 @@ class LLM:
         threads: CPU threads.
         gpu_layers: blocks on the GPU: a number, `auto` or `all`.
         max_sequences: requests that run at the same time.
-        n_cells: tokens of KV cache for all of them together.
+        n_cells: tokens of KV cache for all of them together; 0 takes what all could fill, as far
+            as memory allows.
         settings: everything else; read from the environment by default.
         progress: called as `progress(what, done, total)` while downloading and loading.
 

@@ -84,7 +84,8 @@ def engine_config(
 
     Args:
         n_ctx: tokens a sequence may have; 0 takes what the model was trained for.
-        n_cells: tokens of KV cache for all sequences.
+        n_cells: tokens of KV cache for all sequences; 0 takes what all of them could fill, as far
+            as memory allows.
 
     Raises:
         RequestError: for sizes out of range.
@@ -101,10 +102,11 @@ def engine_config(
         )
     context = min(DEFAULT_CTX, config.n_ctx_train) if n_ctx is None else n_ctx
     context = context or config.n_ctx_train
-    if n_cells is None:
+    if not n_cells:
+        wanted = context * (2 if n_cells is None else max_sequences)
         affordable = int(device.backend.budget().nbytes * CACHE_SHARE)
         affordable //= kv_bytes_a_cell(config, cache_type)
-        n_cells = max(context, min(2 * context, affordable))
+        n_cells = max(context, min(wanted, affordable))
     if n_cells < context:
         raise RequestError(
             f"{n_cells} cells of KV cache are fewer than the context of {context}",

@@ -1,0 +1,106 @@
+"""The application: routes, gate, errors, and the model's life within the server's.
+
+The model loads while the server already answers `/health`; until then everything else is refused
+with 503.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+
+from fastapi import FastAPI
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.middleware.cors import CORSMiddleware
+from starlette.requests import Request
+from starlette.responses import Response
+
+from minfer.errors import MinferError
+from minfer.llm import LLM
+from minfer.server import chat, completions, status
+from minfer.server.config import ServerConfig
+from minfer.server.errors import answer_error
+from minfer.server.gate import Gate
+from minfer.server.metrics import Metrics
+from minfer.server.service import Service
+from minfer.server.streams import GONE, ClientGone
+
+_log = logging.getLogger("minfer.server")
+
+ROUTERS = (chat.router, completions.router, status.router)
+Failed = Callable[[Exception], None]
+
+
+def create_app(
+    load: Callable[[], LLM], config: ServerConfig, *, failed: Failed | None = None
+) -> FastAPI:
+    """The ASGI application that serves one model.
+
+    Args:
+        load: answers the model; called once, in a thread, when the server starts.
+        config: what the operator decided.
+        failed: told why the model could not be loaded; without it, starting fails.
+    """
+    from minfer import __version__
+
+    metrics = Metrics()
+
+    @asynccontextmanager
+    async def life(app: FastAPI) -> AsyncIterator[None]:
+        async def open_model() -> None:
+            try:
+                llm = await asyncio.to_thread(load)
+                app.state.service = Service(llm, config, metrics)
+            except Exception as error:
+                if failed is None:
+                    raise
+                failed(error)
+
+        opening = asyncio.create_task(open_model())
+        if failed is None:
+            await opening
+        try:
+            yield
+        finally:
+            await opening
+            if app.state.service is not None:
+                await asyncio.to_thread(app.state.service.close)
+
+    app = FastAPI(
+        title="minfer",
+        version=__version__,
+        description="A GGUF language model behind OpenAI's API.",
+        lifespan=life,
+        middleware=_middleware(config, metrics),
+        redoc_url=None,
+    )
+    app.state.service = None
+    for router in ROUTERS:
+        app.include_router(router)
+    for kind in (MinferError, HTTPException, RequestValidationError):
+        app.add_exception_handler(kind, answer_error)
+    app.add_exception_handler(ClientGone, _nobody)
+    return app
+
+
+def _middleware(config: ServerConfig, metrics: Metrics) -> list[Middleware]:
+    found = [Middleware(Gate, config=config, metrics=metrics)]
+    if config.cors_origins:
+        cors = Middleware(
+            CORSMiddleware,
+            allow_origins=list(config.cors_origins),
+            allow_methods=["GET", "POST"],
+            allow_headers=["*"],
+        )
+        found.insert(0, cors)
+    return found
+
+
+async def _nobody(_: Request, error: Exception) -> Response:
+    """The answer to a client that is not there; its status is for the log."""
+    _log.debug("a client went away", exc_info=error)
+    return Response(status_code=GONE)

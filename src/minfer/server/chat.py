@@ -1,0 +1,286 @@
+"""`POST /v1/chat/completions`: a conversation in, one or several turns out, whole or in pieces.
+
+Both ways make the same turns from the same pieces; a stream only shows them earlier.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Sequence
+from dataclasses import dataclass, field
+from time import perf_counter, time
+from typing import Any
+from uuid import uuid4
+
+from fastapi import APIRouter
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+
+from minfer.engine import Choice
+from minfer.llm import Piece, Usage
+from minfer.server.answers import Answer, Wanted, seeded
+from minfer.server.chat_schema import ChatRequest
+from minfer.server.errors import invalid
+from minfer.server.logprobs import chat_logprobs
+from minfer.server.reading import StrictRoute
+from minfer.server.service import (
+    Ready,
+    Service,
+    in_thread,
+    note_body,
+    note_usage,
+    timings_body,
+    usage_body,
+)
+from minfer.server.streams import EventStream, while_there
+from minfer.text import Reply, ReplyParser, ToolCall
+
+router = APIRouter(route_class=StrictRoute, tags=["OpenAI"])
+
+TAIL = 16
+"""Tokens at the end of a prompt that show whether it opens the model's reasoning."""
+
+
+@router.post("/v1/chat/completions", response_model=None, summary="Answer a conversation")
+@router.post("/chat/completions", response_model=None, include_in_schema=False)
+async def chat(request: Request, body: ChatRequest, service: Ready) -> Response:
+    """Answer a conversation, streaming or not."""
+    request.state.fields = {"prompt": "messages"}
+    note_body(request, body)
+    began = perf_counter()
+    config = service.config
+    asked = await in_thread(prepare, service, body)
+    answer = service.answer(request, asked.wanted)
+    reply = ChatReply(service, body, asked, answer)
+    if not body.stream:
+        whole = await while_there(request.receive, reply.whole(), config.timeout)
+        note_usage(request, reply.usages, began)
+        return JSONResponse(whole)
+    await while_there(request.receive, answer.begin(), config.timeout)
+
+    async def noted() -> AsyncGenerator[dict[str, Any], None]:
+        async for chunk in reply.chunks():
+            yield chunk
+        note_usage(request, reply.usages, began)
+
+    return EventStream(
+        request,
+        noted(),
+        close=answer.close,
+        timeout=config.timeout,
+        ping=config.ping_seconds,
+    )
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A chat request, ready for the engine.
+
+    Attributes:
+        wanted: one sequence a choice.
+        tail: the end of the prompt.
+        tools: schemas of the functions the model may call; None if it may call none.
+    """
+
+    wanted: list[Wanted]
+    tail: str
+    tools: list[dict[str, Any]] | None
+
+
+def prepare(service: Service, body: ChatRequest) -> Asked:
+    """Turn a request into token ids and parameters. May take long for long conversations.
+
+    Raises:
+        MinferError: if the template, a parameter or a grammar cannot be used.
+    """
+    if body.top_logprobs is not None and not body.logprobs:
+        raise invalid("needs `logprobs` to be true", "top_logprobs")
+    if not body.tools and body.tool_choice not in ("none", "auto"):
+        raise invalid("needs `tools`", "tool_choice")
+    params = body.params(
+        max_tokens=body.token_limit,
+        logprobs=(body.top_logprobs or 0) if body.logprobs else None,
+    )
+    tools = [tool.plain() for tool in body.tools] if body.tool_choice != "none" else []
+    variables = dict(body.chat_template_kwargs)
+    if body.reasoning_effort is not None:
+        variables.setdefault("reasoning_effort", body.reasoning_effort)
+        variables.setdefault("enable_thinking", body.reasoning_effort != "none")
+    tokenizer = service.llm.tokenizer
+    ids = service.llm.template.encode(
+        tokenizer, [m.plain() for m in body.messages], tools=tools or None, **variables
+    )
+    return Asked(
+        wanted=[Wanted(ids, seeded(params, index), keep=service.marks) for index in range(body.n)],
+        tail=tokenizer.decode(ids[-TAIL:]),
+        tools=tools or None,
+    )
+
+
+@dataclass
+class Turn:
+    """One choice of an answer, as far as it has come.
+
+    Attributes:
+        parser: tells its parts apart.
+        reply: its parts.
+        choices: its tokens.
+        n_reasoning: how many of them were reasoning.
+        finish_reason: set at its end.
+        usage: set at its end.
+    """
+
+    parser: ReplyParser
+    reply: Reply = field(default_factory=Reply)
+    choices: list[Choice] = field(default_factory=list)
+    n_reasoning: int = 0
+    finish_reason: str | None = None
+    usage: Usage | None = None
+
+    def take(self, piece: Piece, *, one_call: bool) -> Reply:
+        """What a piece adds."""
+        said = self.parser.push(piece.text)
+        if piece.finish_reason is not None:
+            said += self.parser.finish()
+        if one_call and (self.reply.tool_calls or said.tool_calls):
+            first = () if self.reply.tool_calls else said.tool_calls[:1]
+            said = Reply(said.content, said.reasoning, first)
+        self.reply += said
+        if piece.choice is not None:
+            self.choices.append(piece.choice)
+            self.n_reasoning += bool(said.reasoning)
+        if piece.finish_reason is not None:
+            called = self.reply.tool_calls and piece.finish_reason == "stop"
+            self.finish_reason = "tool_calls" if called else piece.finish_reason
+            self.usage = piece.usage
+        return said
+
+
+class ChatReply:
+    """An answer in OpenAI's shape, whole or as chunks; one of the two is used, once."""
+
+    def __init__(self, service: Service, body: ChatRequest, asked: Asked, answer: Answer) -> None:
+        self._service = service
+        self._body = body
+        self._answer = answer
+        self._turns = [
+            Turn(ReplyParser(service.style, prompt=asked.tail, tools=asked.tools))
+            for _ in asked.wanted
+        ]
+        self._head = {
+            "id": f"chatcmpl-{uuid4().hex}",
+            "created": int(time()),
+            "model": service.model_id,
+            "system_fingerprint": service.fingerprint,
+        }
+
+    @property
+    def usages(self) -> list[Usage]:
+        """Usage of every choice that has ended."""
+        return [turn.usage for turn in self._turns if turn.usage is not None]
+
+    async def whole(self) -> dict[str, Any]:
+        """The answer when it is complete."""
+        async with self._answer as answer:
+            async for index, piece in answer:
+                self._turns[index].take(piece, one_call=not self._body.parallel_tool_calls)
+        return {
+            **self._head,
+            "object": "chat.completion",
+            "choices": [self._choice(index, turn) for index, turn in enumerate(self._turns)],
+            **self._figures(),
+            "seed": self._answer.seed(0),
+        }
+
+    async def chunks(self) -> AsyncGenerator[dict[str, Any], None]:
+        """The answer as it is made."""
+        wants_usage = self._body.stream_options.include_usage
+        async with self._answer as answer:
+            for index in range(len(self._turns)):
+                yield self._chunk(index, {"role": "assistant", "content": ""})
+            async for index, piece in answer:
+                turn = self._turns[index]
+                n_calls = len(turn.reply.tool_calls)
+                said = turn.take(piece, one_call=not self._body.parallel_tool_calls)
+                delta = _delta(said, n_calls)
+                logprobs = self._logprobs([piece.choice]) if piece.choice is not None else None
+                if delta or logprobs:
+                    yield self._chunk(index, delta, logprobs=logprobs)
+                if turn.finish_reason is not None:
+                    yield self._chunk(index, {}, finish_reason=turn.finish_reason)
+        if wants_usage:
+            yield {
+                **self._head,
+                "object": "chat.completion.chunk",
+                "choices": [],
+                **self._figures(),
+            }
+
+    def _chunk(
+        self,
+        index: int,
+        delta: dict[str, Any],
+        *,
+        logprobs: dict[str, Any] | None = None,
+        finish_reason: str | None = None,
+    ) -> dict[str, Any]:
+        choice = {
+            "index": index,
+            "delta": delta,
+            "logprobs": logprobs,
+            "finish_reason": finish_reason,
+        }
+        chunk = {**self._head, "object": "chat.completion.chunk", "choices": [choice]}
+        if self._body.stream_options.include_usage:
+            chunk["usage"] = None
+        elif finish_reason is not None and len(self.usages) == len(self._turns):
+            chunk["timings"] = timings_body(self.usages)
+        return chunk
+
+    def _choice(self, index: int, turn: Turn) -> dict[str, Any]:
+        said = turn.reply
+        message: dict[str, Any] = {"role": "assistant", "content": said.content, "refusal": None}
+        if said.reasoning:
+            message["reasoning_content"] = said.reasoning
+        if said.tool_calls:
+            message["content"] = said.content or None
+            message["tool_calls"] = [_call(call) for call in said.tool_calls]
+        return {
+            "index": index,
+            "message": message,
+            "logprobs": self._logprobs(turn.choices),
+            "finish_reason": turn.finish_reason,
+        }
+
+    def _logprobs(self, choices: Sequence[Choice]) -> dict[str, Any] | None:
+        if not self._body.logprobs:
+            return None
+        return chat_logprobs(self._service.llm.tokenizer, choices)
+
+    def _figures(self) -> dict[str, Any]:
+        n_reasoning = sum(turn.n_reasoning for turn in self._turns)
+        return {
+            "usage": usage_body(self.usages, prompts=1, reasoning=n_reasoning),
+            "timings": timings_body(self.usages),
+        }
+
+
+def _delta(said: Reply, n_calls: int) -> dict[str, Any]:
+    """What a reply's part adds to a message; empty where it adds nothing."""
+    delta: dict[str, Any] = {}
+    if said.content:
+        delta["content"] = said.content
+    if said.reasoning:
+        delta["reasoning_content"] = said.reasoning
+    if said.tool_calls:
+        delta["tool_calls"] = [
+            {"index": n_calls + at, **_call(call)} for at, call in enumerate(said.tool_calls)
+        ]
+    return delta
+
+
+def _call(call: ToolCall) -> dict[str, Any]:
+    return {
+        "id": f"call_{uuid4().hex[:24]}",
+        "type": "function",
+        "function": {"name": call.name, "arguments": call.arguments},
+    }

@@ -1,0 +1,76 @@
+"""A real server on loopback with a tiny model, for tests."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from time import monotonic, sleep
+from typing import Any
+
+import httpx
+import uvicorn
+
+from minfer.llm import LLM
+from minfer.server import ServerConfig, create_app
+from minfer.server.service import Service
+
+MODELS = Path(__file__).parent / "data" / "models"
+
+
+def tiny(name: str = "tiny-llama", **options: Any) -> LLM:
+    """A tiny model on the reference backend."""
+    return LLM(MODELS / f"{name}.gguf", device="reference", **options)
+
+
+@dataclass
+class Served:
+    """A running server.
+
+    Attributes:
+        url: its address.
+        http: a client for it.
+        service: its inside.
+    """
+
+    url: str
+    http: httpx.Client
+    service: Service
+
+    def settle(self, seconds: float = 5.0) -> None:
+        """Wait until nothing is open."""
+        self.until(lambda: self.service.worker.n_open == 0, seconds)
+
+    def until(self, done: Callable[[], bool], seconds: float = 5.0) -> None:
+        """Wait for something to become true."""
+        end = monotonic() + seconds
+        while not done():
+            assert monotonic() < end, "still not so"
+            sleep(0.005)
+
+
+@contextmanager
+def served(llm: LLM | None = None, **config: Any) -> Iterator[Served]:
+    """Serve a model while the block runs."""
+    model = llm or tiny()
+    app = create_app(lambda: model, ServerConfig(**config))
+    server = uvicorn.Server(
+        uvicorn.Config(app, port=0, log_config=None, access_log=False, timeout_graceful_shutdown=2)
+    )
+    thread = threading.Thread(target=server.run)
+    thread.start()
+    try:
+        end = monotonic() + 10
+        while not (server.started and app.state.service):
+            assert thread.is_alive()
+            assert monotonic() < end
+            sleep(0.005)
+        port = server.servers[0].sockets[0].getsockname()[1]
+        url = f"http://127.0.0.1:{port}"
+        with httpx.Client(base_url=url, timeout=30) as http:
+            yield Served(url, http, app.state.service)
+    finally:
+        server.should_exit = True
+        thread.join()
