@@ -5,7 +5,7 @@ Pure functions of the sequences' states; pages are found afterwards.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 
 from minfer.engine.sequence import Sequence
@@ -33,32 +33,33 @@ class Chunk:
         return self.start + self.count == len(self.sequence.tokens)
 
 
-def pick(running: Iterable[Sequence], max_single: int, max_other: int) -> list[Chunk]:
+def pick(running: Seq[Sequence], max_single: int, max_other: int) -> list[Chunk]:
     """Choose chunks: every sequence that only waits for its next token, then prompts in order.
 
     Args:
-        max_single: rows of the row-at-a-time path a step may hold.
+        running: sequences that hold pages, oldest first.
+        max_single: rows of the row-at-a-time path a step may hold; at least one a sequence.
         max_other: rows of prompts a step may hold.
 
-    A prompt longer than what is left of `max_other` is cut; the rest waits for later steps, so
-    running streams never stall for a whole prompt. Tokens after the prompt that lost their pages
-    are computed again the way they were at first: in the row-at-a-time path.
+    Every sequence past its prompt gets a row; a prompt longer than what is left of `max_other` is
+    cut. So running streams never stall for a whole prompt, nor for a sequence that lost its pages:
+    its tokens after the prompt are computed again the way they were at first, in the
+    row-at-a-time path, with the rows the others leave.
     """
-    singles: list[Chunk] = []
-    others: list[Chunk] = []
+    decoding = [s for s in running if s.n_computed >= s.n_prompt]
+    spare = max_single - len(decoding)
+    chunks: list[Chunk] = []
+    for sequence in decoding:
+        more = min(sequence.n_pending - 1, spare)
+        spare -= more
+        chunks.append(Chunk(sequence, sequence.n_computed, 1 + more, single=True))
     for sequence in running:
         start = sequence.n_computed
-        if start < sequence.n_prompt:
-            count = min(sequence.n_prompt - start, max_other)
-            if count > 0:
-                others.append(Chunk(sequence, start, count, single=False))
-                max_other -= count
-        else:
-            count = min(sequence.n_pending, max_single)
-            if count > 0:
-                singles.append(Chunk(sequence, start, count, single=True))
-                max_single -= count
-    return singles + others
+        count = min(sequence.n_prompt - start, max_other)
+        if count > 0:
+            chunks.append(Chunk(sequence, start, count, single=False))
+            max_other -= count
+    return chunks
 
 
 def bucket(count: int) -> int:

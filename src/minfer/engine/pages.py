@@ -7,6 +7,7 @@ inside one gets a copy.
 
 from __future__ import annotations
 
+import heapq
 import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -32,10 +33,8 @@ class PagePool:
         """Pages with more than one holder."""
         return sum(count > 1 for count in self._counts)
 
-    def take(self) -> int | None:
-        """A free page with one reference, or None."""
-        if not self._free:
-            return None
+    def take(self) -> int:
+        """A free page with one reference; there must be one."""
         page = self._free.pop()
         self._counts[page] = 1
         return page
@@ -134,13 +133,10 @@ class PrefixCache:
         best, length = None, 0
         if limit <= 0:
             return None, 0
-        for child in node.children.get(tokens[at], ()):
-            usable = min(limit, child.n_exact) if exact_only else limit
-            common = 0
-            for a in child.tokens[:usable]:
-                if a != tokens[at + common]:
-                    break
-                common += 1
+        wanted = tuple(tokens[at : at + min(limit, PAGE)])
+        for child in node.children.get(wanted[0], ()):
+            usable = child.n_exact if exact_only else PAGE
+            common = min(_common(child.tokens, wanted), usable)
             if common > length:
                 best, length = child, common
         return best, length
@@ -160,6 +156,8 @@ class PrefixCache:
             node.used = now
             known = self._known(node, part, exact)
             if known is None:
+                for shorter in self._superseded(node, part, exact):
+                    self._remove(shorter)
                 known = _Node(part, page, node, exact, now)
                 node.children.setdefault(part[0], []).append(known)
                 self._pool.share(page)
@@ -176,43 +174,68 @@ class PrefixCache:
                 return child
         return None
 
-    def evict(self) -> bool:
-        """Give up the least recently used leaf only the cache holds; False if there is none."""
-        victim: _Node | None = None
-        stack = [self._root]
-        while stack:
-            node = stack.pop()
-            stack.extend(node.each_child())
-            if node is self._root or any(True for _ in node.each_child()):
-                continue
-            if self._pool.references(node.page) > 1:
-                continue
-            if victim is None or node.used < victim.used:
-                victim = node
-        if victim is None:
-            return False
-        self._remove(victim)
-        return True
+    def _superseded(self, node: _Node, part: tuple[int, ...], n_exact: int) -> list[_Node]:
+        """Children that serve nothing that `part` would not."""
+        return [
+            child
+            for child in node.children.get(part[0], ())
+            if len(child.tokens) < len(part)
+            and part[: len(child.tokens)] == child.tokens
+            and child.n_exact <= n_exact
+        ]
+
+    def evict(self, n_pages: int) -> int:
+        """Give up `n_pages` of those only the cache holds, least recently used leaves first.
+
+        Returns:
+            How many were given up: fewer if there are no more.
+        """
+        number = itertools.count()
+        leaves = [
+            (node.used, next(number), node)
+            for node in self._nodes()
+            if not node.children and self._pool.references(node.page) == 1
+        ]
+        heapq.heapify(leaves)
+        for count in range(n_pages):
+            if not leaves:
+                return count
+            _, _, node = heapq.heappop(leaves)
+            self._remove(node)
+            parent = node.parent
+            assert parent is not None
+            is_leaf = parent is not self._root and not parent.children
+            if is_leaf and self._pool.references(parent.page) == 1:
+                heapq.heappush(leaves, (parent.used, next(number), parent))
+        return n_pages
 
     def clear(self) -> None:
         """Forget everything."""
-        stack = list(self._root.each_child())
-        while stack:
-            node = stack.pop()
-            stack.extend(node.each_child())
+        for node in self._nodes():
             self._pool.drop(node.page)
         self._root.children.clear()
         self._n_nodes = 0
 
     def n_reclaimable(self) -> int:
-        """Pages that evicting would free."""
+        """Pages that evicting can free: only the cache holds them and all that follow them."""
+        held: set[int] = set()
         count = 0
-        stack = list(self._root.each_child())
-        while stack:
-            node = stack.pop()
-            stack.extend(node.each_child())
-            count += self._pool.references(node.page) == 1
+        for node in reversed(self._nodes()):
+            if id(node) in held or self._pool.references(node.page) > 1:
+                held.add(id(node.parent))
+            else:
+                count += 1
         return count
+
+    def _nodes(self) -> list[_Node]:
+        """Every node but the root, parents first."""
+        found: list[_Node] = []
+        stack = [self._root]
+        while stack:
+            children = list(stack.pop().each_child())
+            found += children
+            stack += children
+        return found
 
     def _remove(self, node: _Node) -> None:
         assert node.parent is not None
@@ -222,3 +245,11 @@ class PrefixCache:
             del node.parent.children[node.tokens[0]]
         self._pool.drop(node.page)
         self._n_nodes -= 1
+
+
+def _common(a: tuple[int, ...], b: tuple[int, ...]) -> int:
+    """How many leading items are equal."""
+    if a == b:  # the usual case, quickly
+        return len(a)
+    unequal = (i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y)
+    return next(unequal, min(len(a), len(b)))

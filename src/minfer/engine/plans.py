@@ -45,3 +45,8 @@ class PlanCache:
         while len(self._compiled) > KEPT:
             self._compiled.popitem(last=False)
         return found
+
+    def clear(self) -> None:
+        """Let go of all plans and of the weights' file; nothing can be planned afterwards."""
+        self._compiled.clear()
+        self._weights = {}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from dataclasses import dataclass, field
 from enum import Enum
 from time import perf_counter
@@ -63,7 +64,7 @@ class Sequence:
     state: State = State.WAITING
     n_computed: int = 0
     n_cached: int = 0
-    pages: list[int] = field(default_factory=list)
+    pages: array[int] = field(default_factory=lambda: array("i"))
     slot: int = -1
     finish_reason: FinishReason | None = None
     n_preempted: int = 0
