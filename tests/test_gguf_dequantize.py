@@ -24,7 +24,7 @@ def test_bit_for_bit(dtype: DType) -> None:
     data = random_bytes(dtype, 3000)
     with np.errstate(all="ignore"):
         expected = reference(data, GGMLQuantizationType(dtype.gguf_id))
-        found = dequantize(data, dtype)
+    found = dequantize(data, dtype)
     assert found.dtype == np.float32
     # Random scales include infinities and NaNs, whose products may differ in sign bits only.
     nans = np.isnan(expected)
@@ -37,10 +37,9 @@ def test_bit_for_bit(dtype: DType) -> None:
 @pytest.mark.parametrize("dtype", TYPES)
 def test_leading_axes_are_kept(dtype: DType) -> None:
     data = random_bytes(dtype, 6).reshape(3, -1)
-    with np.errstate(all="ignore"):
-        found = dequantize(data, dtype)
-        assert found.shape == (3, 2 * dtype.block_items)
-        np.testing.assert_array_equal(found.ravel(), dequantize(data.ravel(), dtype))
+    found = dequantize(data, dtype)
+    assert found.shape == (3, 2 * dtype.block_items)
+    np.testing.assert_array_equal(found.ravel(), dequantize(data.ravel(), dtype))
 
 
 def test_unknown_type_is_refused_by_name() -> None:

@@ -73,8 +73,10 @@ def dequantize(data: Bytes, dtype: DType) -> Floats:
     blocks = np.ascontiguousarray(data, np.uint8).reshape(-1, dtype.block_bytes)
     out = np.empty((len(blocks), dtype.block_items), np.float32)
     step = CHUNK_ITEMS // dtype.block_items
-    for start in range(0, len(blocks), step):
-        out[start : start + step] = codec.dequantize(blocks[start : start + step])
+    # A damaged scale may be infinite or NaN; its values are then what float arithmetic says.
+    with np.errstate(invalid="ignore", over="ignore"):
+        for start in range(0, len(blocks), step):
+            out[start : start + step] = codec.dequantize(blocks[start : start + step])
     return out.reshape(*data.shape[:-1], n_blocks * dtype.block_items)
 
 

@@ -56,8 +56,8 @@ def _scaled(q: Floats, scales: Floats, mins: Floats | None = None) -> Floats:
 def dequantize_q2_k(blocks: Bytes) -> Floats:
     fields = blocks[:, :16]
     q = unpack_planes(blocks[:, 16:80], 32, CRUMBS).astype(np.float32)
-    scales = unpack_half(blocks[:, 80:82]) * (fields & 15).astype(np.float32)
-    mins = unpack_half(blocks[:, 82:84]) * (fields >> 4).astype(np.float32)
+    scales = _scales(blocks[:, 80:82], fields & np.uint8(15))
+    mins = _scales(blocks[:, 82:84], fields >> np.uint8(4))
     return _scaled(q, scales, mins)
 
 
@@ -74,8 +74,8 @@ def dequantize_q4_k(blocks: Bytes) -> Floats:
     q = unpack_planes(blocks[:, 16:], 32, NIBBLES).astype(np.float32)
     return _scaled(
         q,
-        unpack_half(blocks[:, :2]) * scales.astype(np.float32),
-        unpack_half(blocks[:, 2:4]) * mins.astype(np.float32),
+        _scales(blocks[:, :2], scales),
+        _scales(blocks[:, 2:4], mins),
     )
 
 
@@ -85,8 +85,8 @@ def dequantize_q5_k(blocks: Bytes) -> Floats:
     q = (unpack_planes(blocks[:, 48:], 32, NIBBLES) | high).astype(np.float32)
     return _scaled(
         q,
-        unpack_half(blocks[:, :2]) * scales.astype(np.float32),
-        unpack_half(blocks[:, 2:4]) * mins.astype(np.float32),
+        _scales(blocks[:, :2], scales),
+        _scales(blocks[:, 2:4], mins),
     )
 
 
@@ -108,10 +108,11 @@ def quantize_q2_k(x: Floats, importance: Importance | None) -> Bytes:
         scale, low, q = affine(groups, weights, 3, BY_IMPORTANCE)
         d, scales = _fitted_steps(scale, weights, 16, 15)
         dmin, mins = _fitted_steps(low, weights, 16, 15)
-    halves, half_mins = pack_half(d), pack_half(dmin)
-    codes = _requantized(x, q, _scales(halves, scales), _scales(half_mins, mins), 0, 3)
     fields = scales.astype(np.uint8) | (mins.astype(np.uint8) << np.uint8(4))
-    return np.hstack([fields, pack_planes(codes, 32, CRUMBS), halves, half_mins])
+    stored = (fields & np.uint8(15), fields >> np.uint8(4))
+    half, half_min = pack_half(d), pack_half(dmin)
+    codes = _requantized(x, q, _scales(half, stored[0]), _scales(half_min, stored[1]), 0, 3)
+    return np.hstack([fields, pack_planes(codes, 32, CRUMBS), half, half_min])
 
 
 def quantize_q3_k(x: Floats, importance: Importance | None) -> Bytes:
@@ -163,15 +164,13 @@ def _quantize_q45(
         scale, low, q = affine(groups, weights, nmax, BY_IMPORTANCE)
         d, scales = _fitted_steps(scale, weights, 8, 63)
         dmin, mins = _fitted_steps(low, weights, 8, 63)
-    if nmax == 31:
-        # q4_K alone lets the steps of degenerate fits overflow their fields.
+    if importance is None or nmax == 31:
+        # Otherwise, for q4_K, ggml lets the steps of degenerate fits overflow their fields.
         scales, mins = np.minimum(scales, 63), np.minimum(mins, 63)
     fields = pack_scales_mins(scales.astype(np.uint8), mins.astype(np.uint8))
-    stored_scales, stored_mins = (f.astype(np.float32) for f in unpack_scales_mins(fields))
+    stored = unpack_scales_mins(fields)
     half, half_min = pack_half(d), pack_half(dmin)
-    codes = _requantized(
-        x, q, _scales(half, stored_scales), _scales(half_min, stored_mins), 0, nmax
-    )
+    codes = _requantized(x, q, _scales(half, stored[0]), _scales(half_min, stored[1]), 0, nmax)
     return half, half_min, fields, codes
 
 
@@ -204,12 +203,16 @@ def _weights(x: Floats, importance: Importance, size: int, factor: int) -> Float
 
 
 def _even_steps(values: Floats, nmax: int) -> tuple[Floats, Floats]:
-    """A block's sub-block scales, [blocks, n], as steps of a common scale, by the largest."""
+    """A common scale, by the largest, for the sub-block scales of a block, and their steps of it.
+
+    Args:
+        values: sub-block scales or minima, [blocks, n].
+        nmax: steps of the largest. A degenerate fit may give a negative value, whose steps wrap
+            around a byte, as in ggml.
+    """
     largest = np.maximum(values.max(axis=1), F(0))
-    inverse = np.where(largest > 0, F(nmax) / largest, F(0))
-    # A fit may give a negative scale, which ggml lets wrap around a byte.
-    steps = nearest(inverse[:, None] * values) % F(256)
-    return largest / F(nmax), np.minimum(steps, nmax)
+    steps = nearest(np.where(largest > 0, F(nmax) / largest, F(0))[:, None] * values)
+    return largest / F(nmax), steps % F(256)
 
 
 def _fitted_steps(values: Floats, weights: Floats, count: int, nmax: int) -> tuple[Floats, Floats]:
@@ -218,8 +221,9 @@ def _fitted_steps(values: Floats, weights: Floats, count: int, nmax: int) -> tup
     return d, columns.T
 
 
-def _scales(half: Bytes, steps: Floats) -> Floats:
-    return unpack_half(half) * steps
+def _scales(half: Bytes, steps: Floats | Bytes) -> Floats:
+    """The sub-block scales that a reader will see, [blocks, n]."""
+    return unpack_half(half) * steps.astype(np.float32)
 
 
 def _requantized(

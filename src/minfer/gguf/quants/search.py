@@ -14,8 +14,6 @@ import numpy.typing as npt
 
 from minfer.gguf.quants.bits import Floats
 
-Mask = npt.NDArray[np.bool_]
-
 F = np.float32
 TINY = F(1e-15)
 """Below this a group counts as all zero."""
