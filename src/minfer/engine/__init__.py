@@ -1,6 +1,8 @@
 """Requests on token ids: batching, KV pages, prefix reuse, sampling. No text, no devices."""
 
-from minfer.engine.engine import Counters, Engine, EngineConfig
+from minfer.engine.batcher import Chunk
+from minfer.engine.engine import Counters, Engine, EngineConfig, Watcher
+from minfer.engine.lane import Lane
 from minfer.engine.pages import PagePool, Prefix, PrefixCache
 from minfer.engine.params import MAX_LOGPROBS, SamplingParams
 from minfer.engine.sampling import Choice, Constraint, Sampler, log_softmax, top_candidates
@@ -9,12 +11,14 @@ from minfer.engine.sequence import Event, FinishReason, Sequence, State
 __all__ = [
     "MAX_LOGPROBS",
     "Choice",
+    "Chunk",
     "Constraint",
     "Counters",
     "Engine",
     "EngineConfig",
     "Event",
     "FinishReason",
+    "Lane",
     "PagePool",
     "Prefix",
     "PrefixCache",
@@ -22,6 +26,7 @@ __all__ = [
     "SamplingParams",
     "Sequence",
     "State",
+    "Watcher",
     "log_softmax",
     "top_candidates",
 ]

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from time import perf_counter
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,6 +23,7 @@ from minfer.backends import Backend, Weight
 from minfer.dtypes import F16, DType
 from minfer.engine.batcher import Chunk, bucket, pick
 from minfer.engine.inputs import fill
+from minfer.engine.lane import Lane, Wanted
 from minfer.engine.params import SamplingParams
 from minfer.engine.plans import PlanCache
 from minfer.engine.sampling import Constraint, Sampler
@@ -30,7 +32,7 @@ from minfer.engine.space import KVSpace
 from minfer.errors import BusyError, ClosedError, ContextFullError, RequestError
 from minfer.graph import PAGE
 from minfer.models import DecoderConfig, StepShape
-from minfer.scheduler import Device, Plan, load_weights
+from minfer.scheduler import CompiledPlan, Device, Plan, load_weights
 from minfer.settings import Settings
 
 
@@ -83,6 +85,13 @@ class Counters:
     decode_seconds: float = 0.0
 
 
+class Watcher(Protocol):
+    """Runs steps in an engine's place, to look inside of them."""
+
+    def run(self, compiled: CompiledPlan, chunks: Seq[Chunk]) -> None:
+        """Run a step whose inputs are filled; its plan has a step of its own for every node."""
+
+
 class Engine:
     """Continuous batching over a paged KV cache."""
 
@@ -99,6 +108,7 @@ class Engine:
         self.config = config
         self.counters = Counters()
         self._devices = tuple(devices)
+        self._watcher: Watcher | None = None
         self._plans = PlanCache(model, devices, weights, settings)
         largest = self._plans.plan(self._shape(0, config.prefill_rows, 1))
         self.weight_bytes = load_weights(largest, weights, progress)
@@ -223,7 +233,7 @@ class Engine:
         """Run the batch; the logits of the rows that want them."""
         compiled = self._plans.get(self._shape_of(chunks))
         rows = fill(compiled.inputs, chunks)
-        compiled.enqueue()
+        self._enqueue(compiled, chunks)
         return compiled.output(rows=rows)
 
     def _admit(self) -> None:
@@ -351,30 +361,53 @@ class Engine:
 
         It holds a slot and pages until it is exhausted or closed.
         """
-        self._check_open()
         known = self._checked(tokens)
-        if len(known) > self.config.n_ctx:
-            raise ContextFullError(len(known), self.config.n_ctx)
-        sequence = Sequence(known, len(known), 1, frozenset(), Sampler(SamplingParams()), False)
+        step = 1 if single else self.config.prefill_rows
+        with self.lane(len(known)) as lane:
+            for start in range(0, len(known), step):
+                part = known[start : start + step]
+                yield lane.compute(part, single=single, wanted="hidden" if hidden else "all")
+
+    def lane(self, n_tokens: int) -> Lane:
+        """Room for `n_tokens` that the caller computes by hand; closing it gives the room back.
+
+        Raises:
+            ContextFullError: if they are more than a sequence may have.
+            BusyError: if there is no slot, or there are too few pages.
+        """
+        self._check_open()
+        if n_tokens > self.config.n_ctx:
+            raise ContextFullError(n_tokens, self.config.n_ctx)
+        sampler = Sampler(SamplingParams())
+        sequence = Sequence([0] * n_tokens, n_tokens, 1, frozenset(), sampler, False)
         if not self._space.enter_alone(sequence):
             raise BusyError("all slots or pages of the KV cache are in use", where="engine")
-        try:
-            step = 1 if single else self.config.prefill_rows
-            for start in range(0, len(known), step):
-                count = min(step, len(known) - start)
-                yield self._forward_chunk(Chunk(sequence, start, count, single), hidden)
-        finally:
-            self._space.leave(sequence)
+        rows = self.config.prefill_rows
+        return Lane(sequence, self._checked, self._forward_chunk, self._space.leave, rows)
 
-    def _forward_chunk(self, chunk: Chunk, hidden: bool) -> NDArray[np.float32]:
+    def _forward_chunk(self, chunk: Chunk, wanted: Wanted) -> NDArray[np.float32]:
         rows = bucket(chunk.count)
         single, other = (rows, 0) if chunk.single else (0, rows)
-        compiled = self._plans.get(self._shape(single, other, rows, hidden))
-        fill(compiled.inputs, [chunk])
-        compiled.inputs["out_rows"][: chunk.count] = np.arange(chunk.count)
-        compiled.inputs["counts"][2] = chunk.count
-        compiled.enqueue()
-        return compiled.output(rows=chunk.count)
+        out_rows = 1 if wanted == "last" else rows
+        compiled = self._plans.get(self._shape(single, other, out_rows, wanted == "hidden"))
+        count = fill(compiled.inputs, [chunk])
+        if wanted != "last":
+            count = chunk.count
+            compiled.inputs["out_rows"][:count] = np.arange(count)
+            compiled.inputs["counts"][2] = count
+        self._enqueue(compiled, [chunk])
+        return compiled.output(rows=count)
+
+    def watch(self, watcher: Watcher | None) -> None:
+        """Let `watcher` run the steps, node by node, instead of the engine; None ends it."""
+        self._watcher = watcher
+        self._plans.node_by_node = watcher is not None
+
+    def _enqueue(self, compiled: CompiledPlan, chunks: list[Chunk]) -> None:
+        if self._watcher is None:
+            compiled.enqueue()
+        else:
+            self._watcher.run(compiled, chunks)
 
     def plan(self, single_rows: int, other_rows: int) -> Plan:
         """The plan of a step with so many rows, for people."""

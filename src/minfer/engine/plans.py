@@ -28,6 +28,18 @@ class PlanCache:
         self._weights = weights
         self._settings = settings
         self._compiled: OrderedDict[StepShape, CompiledPlan] = OrderedDict()
+        self._node_by_node = False
+
+    @property
+    def node_by_node(self) -> bool:
+        """Whether plans are compiled with a step for every node, to be looked into."""
+        return self._node_by_node
+
+    @node_by_node.setter
+    def node_by_node(self, wanted: bool) -> None:
+        if wanted != self._node_by_node:
+            self._node_by_node = wanted
+            self._compiled.clear()
 
     def plan(self, shape: StepShape) -> Plan:
         """Plan a shape without compiling it."""
@@ -39,7 +51,7 @@ class PlanCache:
         if found is None or not found.is_current():
             plan = self.plan(shape) if found is None else found.plan
             load_weights(plan, self._weights)
-            found = CompiledPlan(plan)
+            found = CompiledPlan(plan, node_by_node=self._node_by_node)
             self._compiled[shape] = found
         self._compiled.move_to_end(shape)
         while len(self._compiled) > KEPT:
