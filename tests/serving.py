@@ -50,6 +50,23 @@ class Served:
             assert monotonic() < end, "still not so"
             sleep(0.005)
 
+    @contextmanager
+    def slow(self, seconds: float = 0.02) -> Iterator[None]:
+        """Make every step take longer while the block runs."""
+        engine = self.service.worker._engine
+        step = engine.step
+
+        def slowly() -> Any:
+            sleep(seconds)
+            return step()
+
+        engine.step = slowly  # type: ignore[method-assign]
+        try:
+            yield
+        finally:
+            self.settle()
+            del engine.step  # type: ignore[method-assign]
+
 
 @contextmanager
 def served(llm: LLM | None = None, **config: Any) -> Iterator[Served]:

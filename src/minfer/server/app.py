@@ -21,7 +21,7 @@ from starlette.responses import Response
 
 from minfer.errors import MinferError
 from minfer.llm import LLM
-from minfer.server import chat, completions, status
+from minfer.server import chat, completions, embeddings, native, status
 from minfer.server.config import ServerConfig
 from minfer.server.errors import answer_error
 from minfer.server.gate import Gate
@@ -31,7 +31,13 @@ from minfer.server.streams import GONE, ClientGone
 
 _log = logging.getLogger("minfer.server")
 
-ROUTERS = (chat.router, completions.router, status.router)
+ROUTERS = (
+    chat.router,
+    completions.router,
+    embeddings.router,
+    native.router,
+    status.router,
+)
 Failed = Callable[[Exception], None]
 
 

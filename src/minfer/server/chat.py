@@ -44,7 +44,7 @@ TAIL = 16
 @router.post("/chat/completions", response_model=None, include_in_schema=False)
 async def chat(request: Request, body: ChatRequest, service: Ready) -> Response:
     """Answer a conversation, streaming or not."""
-    request.state.fields = {"prompt": "messages"}
+    request.state.fields = {"prompt": "messages", "text": "messages"}
     note_body(request, body)
     began = perf_counter()
     config = service.config

@@ -22,7 +22,7 @@ from minfer.server.answers import Answer, Wanted, seeded
 from minfer.server.errors import invalid
 from minfer.server.logprobs import text_logprobs
 from minfer.server.reading import StrictRoute
-from minfer.server.schema import Sampling, TopLogprobs
+from minfer.server.schema import Sampling, TextInput, TopLogprobs, as_list
 from minfer.server.service import (
     Ready,
     Service,
@@ -36,15 +36,13 @@ from minfer.server.streams import EventStream, while_there
 
 router = APIRouter(route_class=StrictRoute, tags=["OpenAI"])
 
-Ids = Annotated[list[int], Field(min_length=1)]
-Several = Annotated[list[str], Field(min_length=1)] | Annotated[list[Ids], Field(min_length=1)]
 MAX_PROMPTS = 128
 
 
 class CompletionRequest(Sampling):
     """`POST /v1/completions`."""
 
-    prompt: str | Ids | Several
+    prompt: TextInput
     max_tokens: Annotated[int, Field(ge=-1)] = 16
     n: Annotated[int, Field(ge=1, le=128)] = 1
     best_of: Annotated[int, Field(ge=1, le=128)] | None = None
@@ -53,17 +51,15 @@ class CompletionRequest(Sampling):
     logprobs: TopLogprobs | None = None
 
     @property
-    def prompts(self) -> list[str] | list[list[int]]:
-        """The prompts as a list."""
-        given: Any = self.prompt
-        if isinstance(given, str) or isinstance(given[0], int):
-            return [given]
-        return list(given)
+    def prompts(self) -> list[str | list[int]]:
+        """The prompts one by one."""
+        return as_list(self.prompt)
 
 
 @router.post("/v1/completions", response_model=None, summary="Continue a text")
 async def complete(request: Request, body: CompletionRequest, service: Ready) -> Response:
     """Continue texts, streaming or not."""
+    request.state.fields = {"text": "prompt", "ids": "prompt"}
     note_body(request, body)
     began = perf_counter()
     config = service.config

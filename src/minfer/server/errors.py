@@ -145,7 +145,10 @@ async def answer_error(request: Request, error: Exception) -> Response:
 
 def _validation(error: RequestValidationError) -> ApiError:
     """The first thing pydantic found wrong, with the field as a client writes it."""
-    found = [(field_path(e["loc"][1:], error.body), e) for e in error.errors()]
+    found = [
+        (field_path(e["loc"][1:], error.body, missing=e["type"] == "missing"), e)
+        for e in error.errors()
+    ]
     # of a union's branches, the one that came furthest is the one that was meant
     param, first = max(found, key=lambda pair: len(_PARTS.findall(pair[0])))
     location = first["loc"][1:]
@@ -169,8 +172,14 @@ def _told(found: Mapping[str, Any]) -> str:
     return f"value {shown} {text[0].lower()}{text[1:]}"
 
 
-def field_path(location: Sequence[int | str], body: Any) -> str:
-    """A place in a request as `messages[0].content`; names of types that pydantic adds go."""
+def field_path(location: Sequence[int | str], body: Any, *, missing: bool = False) -> str:
+    """A place in a request as `messages[0].content`; names of types that pydantic adds go.
+
+    Args:
+        location: as pydantic gives it.
+        body: the request.
+        missing: whether the place's last part is not there.
+    """
     path = ""
     value = body
     for at, part in enumerate(location):
@@ -179,7 +188,7 @@ def field_path(location: Sequence[int | str], body: Any) -> str:
                 continue
             path += f"[{part}]"
             value = value[part]
-        elif isinstance(value, dict) and (part in value or at == len(location) - 1):
+        elif isinstance(value, dict) and (part in value or (missing and at == len(location) - 1)):
             path += f".{part}" if path else part
             value = value.get(part)
     return path

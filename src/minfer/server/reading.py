@@ -24,7 +24,8 @@ class JsonRequest(Request):
         """The body as JSON.
 
         Raises:
-            ApiError: if it is not JSON in UTF-8, repeats a key, or holds NaN or Infinity.
+            ApiError: if it is not JSON in UTF-8, repeats a key, or holds NaN, Infinity or half of
+                a surrogate pair.
         """
         body = await self.body()
         if len(body) < LARGE:
@@ -57,7 +58,16 @@ class StrictRoute(APIRoute):
 def strict_json(body: bytes) -> Any:
     """A JSON text's value; see `JsonRequest.json`."""
     try:
-        return json.loads(body, object_pairs_hook=_object, parse_constant=_constant)
+        value = json.loads(body, object_pairs_hook=_object, parse_constant=_constant)
+        if b"\\u" in body:
+            json.dumps(value, ensure_ascii=False).encode()
+        return value
+    except UnicodeEncodeError as error:
+        raise ApiError(
+            400,
+            f"the body is not text: \\u{ord(error.object[error.start]):04x} is half of a character",
+            code="invalid_json",
+        ) from None
     except (ValueError, RecursionError) as error:
         reason = "it is nested too deeply" if isinstance(error, RecursionError) else str(error)
         raise ApiError(400, f"the body is not JSON: {reason}", code="invalid_json") from None

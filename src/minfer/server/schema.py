@@ -34,7 +34,17 @@ class Body(BaseModel):
 
 
 Stops = str | Annotated[list[str], Field(max_length=MAX_STOPS)]
+Ids = Annotated[list[int], Field(min_length=1)]
+Several = Annotated[list[str], Field(min_length=1)] | Annotated[list[Ids], Field(min_length=1)]
+TextInput = str | Ids | Several
+"""A text or several, each as a string or as token ids."""
 Seed = Annotated[int, Field(ge=-(2**63), lt=2**63)]
+
+
+def as_list(given: TextInput) -> list[str | list[int]]:
+    """The texts one by one."""
+    texts: Any = given
+    return [texts] if isinstance(texts, str) or isinstance(texts[0], int) else list(texts)
 
 
 class StreamOptions(Body):

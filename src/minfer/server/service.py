@@ -15,7 +15,7 @@ from minfer.server.answers import Answer, Wanted
 from minfer.server.config import ServerConfig
 from minfer.server.errors import ApiError
 from minfer.server.metrics import Metrics
-from minfer.server.schema import Sampling
+from minfer.server.schema import Body, Sampling
 from minfer.server.worker import Worker
 from minfer.text import ReplyStyle
 
@@ -86,8 +86,13 @@ Ready = Annotated[Service, Depends(_ready)]
 
 
 def note_body(request: Request, body: Sampling) -> None:
-    """Add how a request wants its answer to its line in the log, and fields nobody read."""
+    """Add how a request wants its answer to its line in the log."""
     request.state.note["stream"] = body.stream
+    note_unknown(request, body)
+
+
+def note_unknown(request: Request, body: Body) -> None:
+    """Add the fields nobody read to a request's line in the log."""
     if body.unknown:
         request.state.note["ignored"] = body.unknown
 
