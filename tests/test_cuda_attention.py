@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from cuda_harness import Runner, error
 
+from minfer.backends import Split
 from minfer.backends.cuda.kv import scale_group
 from minfer.dtypes import BY_NAME, F32
 from minfer.graph import PAGE, AttentionAttrs, GraphBuilder, KVSpec
@@ -197,16 +198,26 @@ def test_any_grouping_of_heads(gpu: Any, n_heads: int, n_kv_heads: int) -> None:
     assert error(problem.out, problem.expected()) < 5e-4
 
 
+def generic(backend: Any) -> Any:
+    """The backend, taking its GPU for an Ampere card: no kernel of Hopper's own is chosen."""
+    backend.device.facts = dataclasses.replace(backend.device.facts, capability=(8, 0))
+    return backend
+
+
+@pytest.mark.parametrize("own", [True, False], ids=["own", "generic"])
 @pytest.mark.parametrize("kv", TYPES)
 @pytest.mark.parametrize("head_dim", [64, 80, 96, 128, 256])
-def test_chunks_of_several_sequences(gpu: Any, head_dim: int, kv: str) -> None:
+def test_chunks_of_several_sequences(gpu: Any, head_dim: int, kv: str, own: bool) -> None:
+    gpu = gpu if own else generic(gpu)
     chunks = ((0, 2), (0, 70), (100, 33), (63, 1), (64, 5), (1000, 129))
     problem = Problem(gpu, Case(head_dim=head_dim, kv=kv, chunks=chunks, padding=(0, 15)))
     assert error(problem.out, problem.expected()) < 5e-4
 
 
+@pytest.mark.parametrize("own", [True, False], ids=["own", "generic"])
 @pytest.mark.parametrize("window", [1, 16, 63, 64, 65, 200, 5000])
-def test_windows(gpu: Any, window: int) -> None:
+def test_windows(gpu: Any, window: int, own: bool) -> None:
+    gpu = gpu if own else generic(gpu)
     case = Case(
         head_dim=64,
         lengths=(0, 40, 64, 1000),
@@ -253,7 +264,9 @@ def test_row_alone_equals_row_in_batch(gpu: Any, kv: str) -> None:
         np.testing.assert_array_equal(alone[0], together.out[row])
 
 
-def test_chunk_rows_do_not_depend_on_their_place(gpu: Any) -> None:
+@pytest.mark.parametrize("own", [True, False], ids=["own", "generic"])
+def test_chunk_rows_do_not_depend_on_their_place(gpu: Any, own: bool) -> None:
+    gpu = gpu if own else generic(gpu)
     problem = Problem(gpu, Case(chunks=((300, 40), (0, 100), (64, 60))))
     order = RNG.permutation(3)
     first = np.cumsum([0, 40, 100, 60])
@@ -272,6 +285,18 @@ def test_plain_attention_switch_agrees(make_gpu: Any) -> None:
     plain = Problem(make_gpu(no_fa_prefill=True), case)
     assert error(plain.out, plain.expected()) < 5e-4
     assert error(tiled.out, tiled.expected()) < 5e-4
+
+
+def test_pages_below_the_window_may_be_gone(gpu: Any) -> None:
+    case = Case(lengths=(500,), chunks=((500, 90),), window=100)
+    problem = Problem(gpu, case)
+    table = problem.table.copy()
+    table[:, : (500 - 100) // PAGE] = -1
+    problem.runner.upload(page_table=table)
+    problem.runner.poison()
+    nodes = tuple(n.id for n in problem.runner.graph.nodes if n.op == "attention")
+    gpu.compile(Split(problem.runner.graph, nodes, problem.runner.offsets))()
+    np.testing.assert_array_equal(problem.runner.result(), problem.out)
 
 
 def test_padded_rows_give_zeros(gpu: Any) -> None:

@@ -36,4 +36,4 @@ def lower(node: Node, ctx: Context) -> list[Launch]:
 
 def kernels(facts: Facts) -> Sequence[Kernel]:
     """Every head size and type of both kernels."""
-    return [*attention_decode.kernels(HEAD_DIMS), *attention_prefill.kernels(HEAD_DIMS)]
+    return [*attention_decode.kernels(HEAD_DIMS), *attention_prefill.kernels(HEAD_DIMS, facts)]

@@ -1,0 +1,225 @@
+// Attention of many rows on Hopper: as `attention_prefill.cu`, on warpgroup products.
+//
+//   y[h] = sum_j p_j v_j,  p = softmax(scale * q[h] . k_j),  j <= position, j > position - window
+//
+// Shapes:  as `attention_prefill.cu`; K and V of halves.
+// Who:     grid (tiles of 128 (row, query head) pairs, kv heads), three warpgroups. The first copies:
+//          one lane brings pages of K and V to a ring in shared memory, 8 KiB a copy, which fits
+//          because the cache already lies in the swizzle the matrix unit reads (`lib/kv.cuh`). The
+//          other two compute 64 pairs each, out of step, so that one's softmax runs beside the
+//          other's products. Tiles walk runs of rows as there.
+// Floor:   4 * HD flops a query and key.
+// Limits:  sm_90a; f16 cache; HD 64, 128, 256; any GROUP.
+// Numerics: as `attention_prefill.cu`. Bytes past a run's last key, which may be anything, are
+//          masked in the scores and zeroed in the values.
+// Macros:  HD, GROUP (query heads a kv head), SOFTCAP (0/1), STAGES.
+#include "lib/attention_rows.cuh"
+#include "lib/wgmma_attention.cuh"
+
+constexpr int KV = KV_F16;
+constexpr int THREADS = 384, CONSUMERS = 256, ROWS = 64, PAIRS = 2 * ROWS;
+constexpr int KEYS = HD <= 128 ? 128 : 64, PAGES = KEYS / PAGE, BANDS = HD / 64;
+constexpr int BAND = KEYS * 128;         // bytes of 64 features of the keys in hand
+constexpr int TILE = BANDS * BAND;       // bytes of K, or V, of a stage
+constexpr int COPY = PAGE * 128;         // bytes of 64 features of a page
+constexpr int QUERIES = ROWS * HD * 2;   // bytes of a warpgroup's queries
+
+struct Barriers {
+    u64 k_full[STAGES], v_full[STAGES], k_empty[STAGES], v_empty[STAGES];
+};
+
+// Place in the ring.
+struct Place {
+    int stage = 0;
+    u32 parity = 0;
+    DEVICE void next() {
+        if (++stage == STAGES) stage = 0, parity ^= 1;
+    }
+};
+
+// The pages of a run that step `step` of KEYS keys needs: [first, end).
+struct Pages {
+    int first, end;
+    DEVICE Pages(int step, int low, int high) {
+        first = max(step * PAGES, low / PAGE);
+        end = min(step * PAGES + PAGES, high / PAGE + 1);
+    }
+};
+
+template <int COUNT>
+DEVICE void sync_some(int barrier) {
+    asm volatile("bar.sync %0, %1;" ::"r"(barrier), "n"(COUNT) : "memory");
+}
+
+DEVICE void fence_async() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+
+// Copy the pages of one step of one plane; by one lane.
+DEVICE void copy_pages(u8* to, u64* full, const u8* plane, const i32* table, const Pages& pages,
+                       int step, int kv_head, int n_kv_heads) {
+    barrier_expect(full, (pages.end - pages.first) * BANDS * COPY);
+    for (int page = pages.first; page < pages.end; page++) {
+        i64 block = kv_block(table[page], kv_head, n_kv_heads);
+#pragma unroll
+        for (int b = 0; b < BANDS; b++)
+            bulk_copy(to + b * BAND + (page - step * PAGES) * COPY,
+                      plane + (block * BANDS + b) * COPY, COPY, full);
+    }
+}
+
+// Bring a warpgroup's queries to shared memory in the swizzle.
+DEVICE void load_queries(u8* to, const float* q, int first_pair, int rows, int kv_head,
+                         int n_kv_heads, const i32* positions) {
+    for (int i = threadIdx.x % 128; i < ROWS * HD / 8; i += 128) {
+        int r = i / (HD / 8), piece = i % (HD / 8), pair = first_pair + r, row = pair / GROUP;
+        uint4 halves = make_uint4(0, 0, 0, 0);
+        if (row < rows && positions[row] >= 0) {
+            i64 head = ((i64)row * n_kv_heads + kv_head) * GROUP + pair % GROUP;
+            const float4* p = (const float4*)(q + head * HD + 8 * piece);
+            float4 a = p[0], b = p[1];
+            halves = make_uint4(pack_f16(a.x, a.y), pack_f16(a.z, a.w), pack_f16(b.x, b.y),
+                                pack_f16(b.z, b.w));
+        }
+        *(uint4*)(to + piece / 8 * (ROWS * 128) + r * 128 + ((piece % 8) ^ (r % 8)) * 16) = halves;
+    }
+}
+
+// Zero the values of keys outside of the pages and of [.., high]; by both computing warpgroups.
+DEVICE void zero_values(u8* v, int step, const Pages& pages, int high) {
+    int first = pages.first * PAGE - step * KEYS, end = min(pages.end * PAGE - 1, high) + 1 - step * KEYS;
+    for (int i = threadIdx.x - 128; i < KEYS * HD / 8; i += CONSUMERS) {
+        int key = i / 8 % KEYS;
+        if (key < first || key >= end) *(uint4*)(v + 16 * i) = make_uint4(0, 0, 0, 0);
+    }
+    fence_async();
+    sync_some<CONSUMERS>(1);
+}
+
+KERNEL __launch_bounds__(THREADS, 1)
+attention_prefill_sm90(const float* q, const u8* k_plane, const u8* v_plane, const i32* positions,
+                       const i32* seqs, const i32* page_table, float* y, int rows, int n_kv_heads,
+                       int max_pages, int window, float scale, float cap) {
+    extern __shared__ __align__(1024) u8 memory[];
+    u8 *queries = memory, *keys = queries + 2 * QUERIES, *values = keys + STAGES * TILE;
+    Barriers& barriers = *(Barriers*)(values + STAGES * TILE);
+    pdl_launch();
+    int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
+    int kv_head = blockIdx.y, first_pair = (gridDim.x - 1 - blockIdx.x) * PAIRS;
+    int last_row = min((first_pair + PAIRS - 1) / GROUP, rows - 1);
+    if (threadIdx.x == 0) {
+        for (int s = 0; s < STAGES; s++) {
+            barrier_init(&barriers.k_full[s], 1);
+            barrier_init(&barriers.v_full[s], 1);
+            barrier_init(&barriers.k_empty[s], CONSUMERS / WARP);
+            barrier_init(&barriers.v_empty[s], CONSUMERS / WARP);
+        }
+        barrier_init_fence();
+    }
+    __syncthreads();
+    pdl_wait();
+    Place place;
+
+    if (warp < 4) {
+        set_registers_down<56>();
+        if (warp > 0) return;
+        for (int next = first_pair / GROUP; next <= last_row;) {
+            Run run = find_run(next, last_row + 1, positions, seqs);
+            if (run.end == run.first) break;
+            const i32* table = page_table + (i64)seqs[run.first] * max_pages;
+            int low = window > 0 ? max(0, run.lowest - window + 1) : 0;
+            for (int step = low / KEYS; step <= run.highest / KEYS; step++, place.next()) {
+                if (lane > 0) continue;
+                int s = place.stage;
+                Pages pages(step, low, run.highest);
+                barrier_wait(&barriers.k_empty[s], place.parity ^ 1);
+                copy_pages(keys + s * TILE, &barriers.k_full[s], k_plane, table, pages, step,
+                           kv_head, n_kv_heads);
+                barrier_wait(&barriers.v_empty[s], place.parity ^ 1);
+                copy_pages(values + s * TILE, &barriers.v_full[s], v_plane, table, pages, step,
+                           kv_head, n_kv_heads);
+            }
+            next = run.end;
+        }
+    } else {
+        set_registers_up<224>();
+        int group = warp / 4 - 1, g = lane / 4, t = lane % 4;
+        int my_pair = first_pair + group * ROWS;
+        u8* my_queries = queries + group * QUERIES;
+        load_queries(my_queries, q, my_pair, rows, kv_head, n_kv_heads, positions);
+        fence_async();
+        sync_some<128>(2 + group);
+        Rows rows_here;
+        i64 at[2];
+#pragma unroll
+        for (int r = 0; r < 2; r++) {
+            int pair = my_pair + warp % 4 * 16 + g + 8 * r;
+            rows_here.set(r, pair / GROUP, rows, positions);
+            at[r] = (((i64)(pair / GROUP) * n_kv_heads + kv_head) * GROUP + pair % GROUP) * HD +
+                    2 * t;
+        }
+        State<HD> state;
+        state.clear();
+        float factor = SOFTCAP ? 1.0f : scale * LOG2E;
+        bool fresh = true, whole = first_pair + PAIRS <= rows * GROUP;
+        u64 q_operand = operand(shared_address(my_queries));
+        for (int next = first_pair / GROUP; next <= last_row;) {
+            Run run = find_run(next, last_row + 1, positions, seqs);
+            if (run.end == run.first) break;
+            bool alone = whole && run.first == first_pair / GROUP && run.end > last_row;
+            int low = window > 0 ? max(0, run.lowest - window + 1) : 0;
+            for (int step = low / KEYS; step <= run.highest / KEYS; step++, place.next()) {
+                int s = place.stage;
+                u8* v = values + s * TILE;
+                float scores[KEYS / 8][4];
+                u64 k_operand = operand(shared_address(keys + s * TILE));
+                barrier_wait(&barriers.k_full[s], place.parity);
+                wgmma_fence();
+#pragma unroll
+                for (int d = 0; d < HD / 16; d++)  // operands advance in units of 16 bytes
+                    WgmmaScores<KEYS>::run(
+                        scores, q_operand + (d / 4 * (ROWS * 128) + d % 4 * 32) / 16,
+                        k_operand + (d / 4 * BAND + d % 4 * 32) / 16, d > 0);
+                wgmma_commit();
+                wgmma_wait<0>();
+                if (lane == 0) barrier_arrive(&barriers.k_empty[s]);
+                if (SOFTCAP) cap_scores(scores, scale, cap);
+                int key = step * KEYS;
+                if (run.masks(key, KEYS, window, alone))
+                    mask_scores(scores, key, run, rows_here, window);
+                softmax(scores, state, factor, fresh);
+                fresh = false;
+                u32 p[KEYS / 16][4];
+#pragma unroll
+                for (int i = 0; i < KEYS / 16; i++)
+#pragma unroll
+                    for (int j = 0; j < 4; j++)
+                        p[i][j] = pack_f16(scores[2 * i + j / 2][j % 2 * 2],
+                                           scores[2 * i + j / 2][j % 2 * 2 + 1]);
+                barrier_wait(&barriers.v_full[s], place.parity);
+                Pages pages(step, low, run.highest);
+                if (key + KEYS - 1 > run.highest || pages.first * PAGE > key)
+                    zero_values(v, step, pages, run.highest);
+                u64 v_operand = values_operand(shared_address(v), BAND);
+                wgmma_fence();
+#pragma unroll
+                for (int i = 0; i < KEYS / 16; i++)
+                    WgmmaValues<HD>::run(state.out, p[i], v_operand + i * (16 * 128) / 16);
+                wgmma_commit();
+                wgmma_wait<0>();
+                if (lane == 0) barrier_arrive(&barriers.v_empty[s]);
+            }
+            next = run.end;
+        }
+        state.finish();
+#pragma unroll
+        for (int r = 0; r < 2; r++) {
+            if (rows_here.row[r] >= rows) continue;
+#pragma unroll
+            for (int n = 0; n < HD / 8; n++)
+                *(float2*)(y + at[r] + 8 * n) =
+                    make_float2(state.out[n][2 * r], state.out[n][2 * r + 1]);
+        }
+    }
+}
+#endif
