@@ -124,6 +124,16 @@ class Backend(Protocol):
         Called after `load`, `add_state` and `reserve`; addresses may be baked in.
         """
 
+    def timed(self, work: Callable[[], None]) -> float:
+        """Run `work`, which enqueues on this backend, and wait for it.
+
+        Returns:
+            Seconds it took by this device's own clock.
+        """
+
+    def describe(self) -> str:
+        """The device and how it is used, for people."""
+
     def synchronize(self) -> None:
         """Wait, within bounds, for all work; raise BackendError if any of it failed."""
 

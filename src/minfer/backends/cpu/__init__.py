@@ -1,6 +1,7 @@
 """The CPU backend: C++ kernels for AVX-512, AVX2, NEON and plain processors, chosen at run time."""
 
 from minfer.backends.cpu.backend import CpuBackend, available_isas
+from minfer.backends.cpu.cores import usable_cores
 from minfer.settings import Settings
 
 
@@ -13,4 +14,4 @@ def create(settings: Settings) -> CpuBackend:
     return CpuBackend(settings)
 
 
-__all__ = ["CpuBackend", "available_isas", "create"]
+__all__ = ["CpuBackend", "available_isas", "create", "usable_cores"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from time import perf_counter
 
 import numpy as np
 from numpy.typing import NDArray
@@ -139,6 +140,16 @@ class CpuBackend:
                 raise BackendError(str(error), where=self.name) from None
 
         return run
+
+    def timed(self, work: Callable[[], None]) -> float:
+        """Run `work`; the seconds it took."""
+        began = perf_counter()
+        work()
+        return perf_counter() - began
+
+    def describe(self) -> str:
+        """The instruction set of the kernels and the threads that run them."""
+        return f"{self.isa}, {self.threads} thread{'s' * (self.threads > 1)}"
 
     def synchronize(self) -> None:
         """Nothing: a split has ended when its call returns, and raised its own errors."""

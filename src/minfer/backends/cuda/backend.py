@@ -245,6 +245,15 @@ class CudaBackend:
             self.device.fill(self._zeros, 0, COUNTERS_BYTES)
         return self._zeros
 
+    def timed(self, work: Callable[[], None]) -> float:
+        """Run `work`, which enqueues here, and wait for it; the seconds between two events."""
+        self._check_open()
+        return self.device.timed(work)
+
+    def describe(self) -> str:
+        """The GPU and its architecture."""
+        return f"{self.device.facts.name}, sm_{self.device.facts.arch}"
+
     def synchronize(self) -> None:
         """Wait, within bounds, for all work; raise BackendError if any of it failed."""
         self._check_open()

@@ -247,6 +247,20 @@ class Device:
         except self._errors as error:
             raise _explained(error, "replaying a graph") from error
 
+    def timed(self, work: Callable[[], None]) -> float:
+        """Seconds between an event before `work` and one after it, by the device's clock."""
+        self._bind()
+        self.synchronize()
+        options = self._core.EventOptions(timing_enabled=True)
+        try:
+            begin = self.stream.record(options=options)
+            work()
+            end = self.stream.record(options=options)
+            self._wait("timing")
+            return float(end - begin) / 1e3
+        except self._errors as error:
+            raise _explained(error, "timing") from error
+
     # ---- memory ---------------------------------------------------------------------------------
 
     @cached_property

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from time import perf_counter
 from typing import Any
 
 import numpy as np
@@ -146,6 +147,16 @@ class ReferenceBackend:
                 step()
 
         return run
+
+    def timed(self, work: Callable[[], None]) -> float:
+        """Run `work`; the seconds it took."""
+        began = perf_counter()
+        work()
+        return perf_counter() - began
+
+    def describe(self) -> str:
+        """Which NumPy computes."""
+        return f"NumPy {np.__version__}"
 
     def synchronize(self) -> None:
         """Nothing runs behind the caller's back."""

@@ -1,0 +1,27 @@
+"""What every backend says of itself: how long work took, and what it runs on."""
+
+from __future__ import annotations
+
+import time
+
+from minfer.backends import create_backend
+from minfer.settings import Settings
+
+
+def test_work_is_run_once_and_timed(backend_name: str) -> None:
+    backend = create_backend(backend_name, Settings(threads=2))
+    runs: list[int] = []
+
+    def work() -> None:
+        runs.append(1)
+        time.sleep(0.02)
+
+    assert 0.02 <= backend.timed(work) < 2
+    assert runs == [1]
+    backend.close()
+
+
+def test_a_backend_names_its_device(backend_name: str) -> None:
+    backend = create_backend(backend_name, Settings(threads=2))
+    assert ("NumPy" if backend_name == "reference" else "2 threads") in backend.describe()
+    backend.close()
