@@ -13,9 +13,11 @@ from typing import Any
 import httpx
 import uvicorn
 
+from minfer.engine import Choice, Sampler
 from minfer.llm import LLM
 from minfer.server import ServerConfig, create_app
 from minfer.server.service import Service
+from minfer.text import ChatTemplate, ReplyStyle
 
 MODELS = Path(__file__).parent / "data" / "models"
 
@@ -49,6 +51,28 @@ class Served:
         while not done():
             assert monotonic() < end, "still not so"
             sleep(0.005)
+
+    @contextmanager
+    def says(self, text: str, template: str = "") -> Iterator[None]:
+        """Let the model answer `text`, in the style of a chat template, while the block runs."""
+        tokenizer = self.service.llm.tokenizer
+        ids = [*tokenizer.encode(text, special=True, add_bos=False), min(tokenizer.stop_ids)]
+        style = self.service.style
+
+        def choose(sampler: Sampler, logits: Any, history: Any) -> Choice:
+            at = sampler.__dict__.setdefault("said", 0)
+            sampler.__dict__["said"] = at + 1
+            return Choice(ids[min(at, len(ids) - 1)])
+
+        before = Sampler.choose
+        Sampler.choose = choose  # type: ignore[method-assign]
+        self.service.style = ReplyStyle.of(ChatTemplate(template))
+        try:
+            yield
+        finally:
+            self.settle()
+            Sampler.choose = before  # type: ignore[method-assign]
+            self.service.style = style
 
     @contextmanager
     def slow(self, seconds: float = 0.02) -> Iterator[None]:

@@ -7,6 +7,7 @@ import logging
 import socket
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -130,9 +131,13 @@ def test_a_line_a_request(server: Served, caplog: pytest.LogCaptureFixture) -> N
         body = {"messages": [{"role": "user", "content": secret}], "max_tokens": 2, "color": 1}
         response = server.http.post(CHAT, json=body)
         server.http.post(CHAT, json={})
-    lines = [json.loads(r.message) for r in caplog.records if r.name.endswith(".requests")]
-    assert len(lines) == 2
-    good, bad = lines
+
+        def lines() -> list[dict[str, Any]]:
+            records = [r for r in caplog.records if r.name.endswith(".requests")]
+            return [json.loads(record.message) for record in records]
+
+        server.until(lambda: len(lines()) == 2)
+    good, bad = lines()
     assert good["status"] == 200
     assert good["path"] == CHAT
     assert good["ignored"] == ["color"]

@@ -17,9 +17,9 @@ from starlette.responses import JSONResponse, Response
 
 from minfer.engine import Choice
 from minfer.llm import Piece, Usage
-from minfer.server.answers import Answer, Wanted, seeded
+from minfer.server.answers import Answer
+from minfer.server.asking import Asked, prepare
 from minfer.server.chat_schema import ChatRequest
-from minfer.server.errors import invalid
 from minfer.server.logprobs import chat_logprobs
 from minfer.server.reading import StrictRoute
 from minfer.server.service import (
@@ -35,9 +35,6 @@ from minfer.server.streams import EventStream, while_there
 from minfer.text import Reply, ReplyParser, ToolCall
 
 router = APIRouter(route_class=StrictRoute, tags=["OpenAI"])
-
-TAIL = 16
-"""Tokens at the end of a prompt that show whether it opens the model's reasoning."""
 
 
 @router.post("/v1/chat/completions", response_model=None, summary="Answer a conversation")
@@ -68,51 +65,6 @@ async def chat(request: Request, body: ChatRequest, service: Ready) -> Response:
         close=answer.close,
         timeout=config.timeout,
         ping=config.ping_seconds,
-    )
-
-
-@dataclass(frozen=True)
-class Asked:
-    """A chat request, ready for the engine.
-
-    Attributes:
-        wanted: one sequence a choice.
-        tail: the end of the prompt.
-        tools: schemas of the functions the model may call; None if it may call none.
-    """
-
-    wanted: list[Wanted]
-    tail: str
-    tools: list[dict[str, Any]] | None
-
-
-def prepare(service: Service, body: ChatRequest) -> Asked:
-    """Turn a request into token ids and parameters. May take long for long conversations.
-
-    Raises:
-        MinferError: if the template, a parameter or a grammar cannot be used.
-    """
-    if body.top_logprobs is not None and not body.logprobs:
-        raise invalid("needs `logprobs` to be true", "top_logprobs")
-    if not body.tools and body.tool_choice not in ("none", "auto"):
-        raise invalid("needs `tools`", "tool_choice")
-    params = body.params(
-        max_tokens=body.token_limit,
-        logprobs=(body.top_logprobs or 0) if body.logprobs else None,
-    )
-    tools = [tool.plain() for tool in body.tools] if body.tool_choice != "none" else []
-    variables = dict(body.chat_template_kwargs)
-    if body.reasoning_effort is not None:
-        variables.setdefault("reasoning_effort", body.reasoning_effort)
-        variables.setdefault("enable_thinking", body.reasoning_effort != "none")
-    tokenizer = service.llm.tokenizer
-    ids = service.llm.template.encode(
-        tokenizer, [m.plain() for m in body.messages], tools=tools or None, **variables
-    )
-    return Asked(
-        wanted=[Wanted(ids, seeded(params, index), keep=service.marks) for index in range(body.n)],
-        tail=tokenizer.decode(ids[-TAIL:]),
-        tools=tools or None,
     )
 
 

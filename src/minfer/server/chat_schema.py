@@ -77,26 +77,6 @@ class ToolChoice(Body):
     function: FunctionName
 
 
-class JsonSchema(Body):
-    """A schema the answer must fit."""
-
-    name: str = ""
-    description: str | None = None
-    schema_: dict[str, Any] | bool = Field({}, alias="schema")
-    strict: bool = True
-
-
-class ResponseFormat(Body):
-    """What form the answer has."""
-
-    type: Literal["text", "json_object", "json_schema", "grammar", "regex", "lark"]
-    json_schema: JsonSchema | None = None
-    schema_: dict[str, Any] | None = Field(None, alias="schema", description="As llama-server.")
-    grammar: str | None = None
-    regex: str | None = None
-    lark: str | None = None
-
-
 class ChatRequest(Sampling):
     """`POST /v1/chat/completions`."""
 
@@ -109,7 +89,6 @@ class ChatRequest(Sampling):
     tools: list[Tool] = Field([])
     tool_choice: Literal["none", "auto", "required"] | ToolChoice = "auto"
     parallel_tool_calls: bool = True
-    response_format: ResponseFormat | None = None
     reasoning_effort: str | None = None
     chat_template_kwargs: dict[str, Any] = Field({})
     modalities: list[Literal["text"]] = Field(["text"])

@@ -20,6 +20,7 @@ from minfer.engine import Choice, Engine, log_softmax, top_candidates
 from minfer.llm import Piece, Usage
 from minfer.server.answers import Answer, Wanted, seeded
 from minfer.server.errors import invalid
+from minfer.server.forms import answer_grammar, held_to
 from minfer.server.logprobs import text_logprobs
 from minfer.server.reading import StrictRoute
 from minfer.server.schema import Sampling, TextInput, TopLogprobs, as_list
@@ -33,6 +34,7 @@ from minfer.server.service import (
     usage_body,
 )
 from minfer.server.streams import EventStream, while_there
+from minfer.text import Form
 
 router = APIRouter(route_class=StrictRoute, tags=["OpenAI"])
 
@@ -142,13 +144,15 @@ def prepare(service: Service, body: CompletionRequest) -> list[Text]:
     params = body.params(
         max_tokens=None if body.max_tokens == -1 else body.max_tokens, logprobs=logprobs
     )
+    answer = answer_grammar(body)
+    constraint = held_to(service, None if answer is None else Form(answer), None)
     texts = []
     for prompt in body.prompts:
         ids = service.llm.encode(prompt)
         echo = ""
         if body.echo:
             echo = prompt if isinstance(prompt, str) else service.llm.detokenize(prompt)
-        texts += [Text(Wanted(ids, seeded(params, k)), echo) for k in range(best_of)]
+        texts += [Text(Wanted(ids, seeded(params, k), constraint()), echo) for k in range(best_of)]
     return texts
 
 

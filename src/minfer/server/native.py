@@ -8,6 +8,7 @@ from fastapi import APIRouter
 from pydantic import Field
 from starlette.requests import Request
 
+from minfer.server.asking import template_variables
 from minfer.server.chat_schema import Message, Tool
 from minfer.server.reading import StrictRoute
 from minfer.server.schema import Body
@@ -75,7 +76,7 @@ async def apply_template(request: Request, body: TemplateRequest, service: Ready
             [message.plain() for message in body.messages],
             tools=[tool.plain() for tool in body.tools] or None,
             add_generation_prompt=body.add_generation_prompt,
-            **body.chat_template_kwargs,
+            **template_variables(body.chat_template_kwargs),
         )
     )
     return {"prompt": prompt}

@@ -53,6 +53,26 @@ class StreamOptions(Body):
     include_usage: bool = False
 
 
+class JsonSchema(Body):
+    """A schema the answer must fit."""
+
+    name: str = ""
+    description: str | None = None
+    schema_: dict[str, Any] | bool = Field({}, alias="schema")
+    strict: bool = True
+
+
+class ResponseFormat(Body):
+    """What form the answer has."""
+
+    type: Literal["text", "json_object", "json_schema", "grammar", "regex", "lark"]
+    json_schema: JsonSchema | None = None
+    schema_: dict[str, Any] | None = Field(None, alias="schema", description="As llama-server.")
+    grammar: str | None = None
+    regex: str | None = None
+    lark: str | None = None
+
+
 class Sampling(Body):
     """How to choose tokens. Without a value OpenAI's defaults hold: the model's own distribution.
 
@@ -85,7 +105,9 @@ class Sampling(Body):
     mirostat_tau: float = 5.0
     mirostat_eta: float = 0.1
     ignore_eos: bool = False
+    response_format: ResponseFormat | None = Field(None, description="What form the answer has.")
     grammar: str | None = Field(None, description="A GBNF grammar the answer follows.")
+    json_schema: dict[str, Any] | bool | None = Field(None, description="A schema it fits.")
 
     def params(self, *, max_tokens: int | None, logprobs: int | None) -> SamplingParams:
         """The checked record of the engine.

@@ -3,6 +3,8 @@
 Everything here is built from a GGUF file's metadata, given as a mapping; no file is opened.
 """
 
+from minfer.text.formats import Form, compile_form
+from minfer.text.grammar import Grammar, GrammarCompiler, Matcher
 from minfer.text.pretokenizers import PRE_TOKENIZERS
 from minfer.text.reply import Reply, ReplyParser, ReplyStyle, parse_reply
 from minfer.text.stream import StopStrings, TextStream
@@ -13,6 +15,10 @@ from minfer.text.tools import ToolCall
 __all__ = [
     "PRE_TOKENIZERS",
     "ChatTemplate",
+    "Form",
+    "Grammar",
+    "GrammarCompiler",
+    "Matcher",
     "Reply",
     "ReplyParser",
     "ReplyStyle",
@@ -20,5 +26,6 @@ __all__ = [
     "TextStream",
     "Tokenizer",
     "ToolCall",
+    "compile_form",
     "parse_reply",
 ]
