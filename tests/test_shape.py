@@ -15,7 +15,7 @@ ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "src" / "minfer"
 
 _CORE = ("errors", "settings", "dtypes", "gguf", "graph", "models", "backends", "scheduler")
-_FACE = (*_CORE, "hub", "convert", "text", "engine", "llm")
+_FACE = (*_CORE, "hub", "convert", "text", "engine", "trace", "llm")
 
 ROOMS: dict[str, tuple[str, ...]] = {
     "errors": (),
@@ -30,9 +30,11 @@ ROOMS: dict[str, tuple[str, ...]] = {
     "backends": ("errors", "settings", "dtypes", "gguf", "graph"),
     "scheduler": ("errors", "settings", "dtypes", "graph", "backends"),
     "engine": _CORE,
-    "llm": (*_CORE, "hub", "text", "engine"),
+    "trace": (*_CORE, "engine"),
+    "llm": (*_CORE, "hub", "text", "engine", "trace"),
+    "measure": _FACE,
     "server": _FACE,
-    "cli": (*_FACE, "server"),
+    "cli": (*_FACE, "measure", "server"),
     # The package itself hands out the names of the public face; running it is the command line.
     "__init__": ("errors", "engine", "llm"),
     "__main__": ("cli",),

@@ -84,6 +84,11 @@ class Settings:
     no_prefix_cache: bool = _row(_boolean, False, "Never reuse KV pages between requests.")
     # Looking inside
     trace: Path | None = _row(_path, None, "Write a trace of every node to this file.")
+    trace_format: str = _row(
+        _one_of("json", "perfetto"),
+        "json",
+        "Form of a trace: `json` lines, for `minfer diff`, or `perfetto` for ui.perfetto.dev.",
+    )
     verify: bool = _row(
         _boolean, False, "Check the graph against its specification after every pass."
     )

@@ -12,6 +12,7 @@ import typer
 from minfer import __version__
 from minfer.cli.bundles import flat
 from minfer.cli.chat import chat
+from minfer.cli.diff import diff
 from minfer.cli.doctor import doctor
 from minfer.cli.info import info
 from minfer.cli.models import list_models, pull
@@ -26,6 +27,7 @@ VERBS: dict[str, Callable[..., None]] = {
     "serve": serve,
     "info": info,
     "plan": plan,
+    "diff": diff,
     "doctor": doctor,
     "list": list_models,
     "pull": pull,

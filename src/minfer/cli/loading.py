@@ -34,6 +34,8 @@ def open_model(name: str, loading: Loading, tracing: Tracing, **sizes: Any) -> L
     settings = Settings.load()
     if tracing.trace is not None:
         settings = replace(settings, trace=tracing.trace)
+    if tracing.trace_format is not None:
+        settings = replace(settings, trace_format=tracing.trace_format.value)
     llm = _load(name, loading, settings, sizes)
     if graph is not None and form is not None:
         graph.write_text(render(llm.plan(), form), encoding="utf-8")

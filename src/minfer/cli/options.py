@@ -38,6 +38,13 @@ class CacheType(StrEnum):
     q8_0 = "q8_0"
 
 
+class TraceFormat(StrEnum):
+    """Values of --trace-format."""
+
+    json = "json"
+    perfetto = "perfetto"
+
+
 class Format(StrEnum):
     """Values of `minfer plan --format`, and endings of a --dump-graph file."""
 
@@ -119,6 +126,10 @@ class Tracing:
     trace: Annotated[
         Path | None,
         _look("Write a trace of every node here.", "--trace", metavar="FILE"),
+    ] = None
+    trace_format: Annotated[
+        TraceFormat | None,
+        _look("json for `minfer diff`, perfetto for ui.perfetto.dev.", "--trace-format"),
     ] = None
     dump_graph: Annotated[
         Path | None,

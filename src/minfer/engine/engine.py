@@ -398,6 +398,10 @@ class Engine:
         self._enqueue(compiled, [chunk])
         return compiled.output(rows=count)
 
+    def describe(self) -> dict[str, str]:
+        """What runs the steps: for each backend that does, its device."""
+        return {name: self._backend(name).describe() for name in self._used_backends}
+
     def watch(self, watcher: Watcher | None) -> None:
         """Let `watcher` run the steps, node by node, instead of the engine; None ends it."""
         self._watcher = watcher

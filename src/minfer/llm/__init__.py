@@ -1,7 +1,7 @@
 """Strings in, strings out: `LLM` and what it answers."""
 
 from minfer.llm.llm import LLM, Message, Progress, Prompt
-from minfer.llm.loading import file_weights
+from minfer.llm.loading import file_weights, make_engine
 from minfer.llm.pieces import PieceMaker
 from minfer.llm.results import Completion, ModelInfo, Piece, Usage
 
@@ -16,4 +16,5 @@ __all__ = [
     "Prompt",
     "Usage",
     "file_weights",
+    "make_engine",
 ]

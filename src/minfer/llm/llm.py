@@ -31,6 +31,7 @@ from minfer.llm.results import Completion, Piece
 from minfer.scheduler import Plan
 from minfer.settings import Settings
 from minfer.text import ChatTemplate, TextStream, Tokenizer
+from minfer.trace import Recorder, open_sink, record
 
 Message = Mapping[str, Any]
 Prompt = str | Sequence[int] | Sequence[Message]
@@ -99,6 +100,9 @@ class LLM:
             gpu_layers=None if gpu_layers is None else str(gpu_layers),
         )
         self.path = resolve(str(model), settings, progress=progress)
+        sink = None if settings.trace is None else open_sink(settings.trace, settings.trace_format)
+        if sink is not None:  # a replayed graph has no nodes to look at
+            settings = replace(settings, no_cuda_graph=True)
         began = perf_counter()
         self._file = open_gguf(self.path)
         try:
@@ -116,6 +120,9 @@ class LLM:
             self._file.close()
             raise
         self.info = model_info(self.path, self._file, self._config, self._engine)
+        self._recorder: Recorder | None = None
+        if sink is not None:
+            self._recorder = record(self._engine, sink, model=self.info.name, text=self._text_of)
         self._lock = Lock()
         self._streams: dict[Run, _Stream] = {}
         self._abandoned: deque[Run] = deque()
@@ -310,6 +317,8 @@ class LLM:
         if not self._closed:
             with self._lock:
                 self._closed = True
+                if self._recorder is not None:
+                    self._recorder.close()
                 self._engine.close()
                 self._file.close()
 
@@ -366,6 +375,9 @@ class LLM:
                     if owner is not None:
                         owner.events.append(event)
         return stream.events.popleft()
+
+    def _text_of(self, token: int) -> str:
+        return self.tokenizer.decode([token])
 
     def complete(self, params: SamplingParams) -> SamplingParams:
         """`params` with what depends on the vocabulary filled in."""

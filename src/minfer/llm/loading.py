@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 
 from minfer.backends import Backend, Weight, create_backend
@@ -148,6 +149,7 @@ def make_engine(
     n_ctx: int | None,
     n_cells: int | None,
     max_sequences: int,
+    prefill_rows: int | None = None,
     progress: Callable[[int, int], None] | None,
 ) -> tuple[Engine, DecoderConfig, list[str]]:
     """An engine over `file`, its configuration, and notices for the user.
@@ -166,6 +168,8 @@ def make_engine(
             n_cells=n_cells,
             max_sequences=max_sequences,
         )
+        if prefill_rows is not None:
+            sizes = replace(sizes, prefill_rows=prefill_rows)
         engine = Engine(config, weights, devices, sizes, settings, progress)
     except BaseException:
         for device in devices:
