@@ -21,7 +21,7 @@ from starlette.responses import Response
 
 from minfer.errors import MinferError
 from minfer.llm import LLM
-from minfer.server import chat, completions, embeddings, native, status
+from minfer.server import chat, completions, embeddings, native, responses, status
 from minfer.server.config import ServerConfig
 from minfer.server.errors import answer_error
 from minfer.server.gate import Gate
@@ -35,6 +35,7 @@ ROUTERS = (
     chat.router,
     completions.router,
     embeddings.router,
+    responses.router,
     native.router,
     status.router,
 )

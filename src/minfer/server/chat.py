@@ -6,7 +6,6 @@ Both ways make the same turns from the same pieces; a stream only shows them ear
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Sequence
-from dataclasses import dataclass, field
 from time import perf_counter, time
 from typing import Any
 from uuid import uuid4
@@ -16,7 +15,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from minfer.engine import Choice
-from minfer.llm import Piece, Usage
+from minfer.llm import Usage
 from minfer.server.answers import Answer
 from minfer.server.asking import Asked, prepare
 from minfer.server.chat_schema import ChatRequest
@@ -32,6 +31,7 @@ from minfer.server.service import (
     usage_body,
 )
 from minfer.server.streams import EventStream, while_there
+from minfer.server.turns import Turn
 from minfer.text import Reply, ReplyParser, ToolCall
 
 router = APIRouter(route_class=StrictRoute, tags=["OpenAI"])
@@ -66,45 +66,6 @@ async def chat(request: Request, body: ChatRequest, service: Ready) -> Response:
         timeout=config.timeout,
         ping=config.ping_seconds,
     )
-
-
-@dataclass
-class Turn:
-    """One choice of an answer, as far as it has come.
-
-    Attributes:
-        parser: tells its parts apart.
-        reply: its parts.
-        choices: its tokens.
-        n_reasoning: how many of them were reasoning.
-        finish_reason: set at its end.
-        usage: set at its end.
-    """
-
-    parser: ReplyParser
-    reply: Reply = field(default_factory=Reply)
-    choices: list[Choice] = field(default_factory=list)
-    n_reasoning: int = 0
-    finish_reason: str | None = None
-    usage: Usage | None = None
-
-    def take(self, piece: Piece, *, one_call: bool) -> Reply:
-        """What a piece adds."""
-        said = self.parser.push(piece.text)
-        if piece.finish_reason is not None:
-            said += self.parser.finish()
-        if one_call and (self.reply.tool_calls or said.tool_calls):
-            first = () if self.reply.tool_calls else said.tool_calls[:1]
-            said = Reply(said.content, said.reasoning, first)
-        self.reply += said
-        if piece.choice is not None:
-            self.choices.append(piece.choice)
-            self.n_reasoning += bool(said.reasoning)
-        if piece.finish_reason is not None:
-            called = self.reply.tool_calls and piece.finish_reason == "stop"
-            self.finish_reason = "tool_calls" if called else piece.finish_reason
-            self.usage = piece.usage
-        return said
 
 
 class ChatReply:

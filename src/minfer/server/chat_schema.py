@@ -86,12 +86,12 @@ class ChatRequest(Sampling):
     n: Annotated[int, Field(ge=1, le=128)] = 1
     logprobs: bool = False
     top_logprobs: TopLogprobs | None = None
-    tools: list[Tool] = Field([])
+    tools: list[Tool] = Field(default=[])
     tool_choice: Literal["none", "auto", "required"] | ToolChoice = "auto"
     parallel_tool_calls: bool = True
     reasoning_effort: str | None = None
-    chat_template_kwargs: dict[str, Any] = Field({})
-    modalities: list[Literal["text"]] = Field(["text"])
+    chat_template_kwargs: dict[str, Any] = Field(default={})
+    modalities: list[Literal["text"]] = Field(default=["text"])
 
     @property
     def token_limit(self) -> int | None:

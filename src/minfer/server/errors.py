@@ -150,7 +150,9 @@ def _validation(error: RequestValidationError) -> ApiError:
         for e in error.errors()
     ]
     # of a union's branches, the one that came furthest is the one that was meant
-    param, first = max(found, key=lambda pair: len(_PARTS.findall(pair[0])))
+    param, first = max(
+        found, key=lambda pair: (len(_PARTS.findall(pair[0])), pair[1]["type"] != "missing")
+    )
     location = first["loc"][1:]
     if first["type"] == "missing":
         message, code = f"the field is missing; {param} is required", "missing_field"

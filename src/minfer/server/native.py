@@ -21,8 +21,12 @@ class TokenizeRequest(Body):
     """`POST /tokenize`."""
 
     content: str
-    add_special: bool = Field(False, description="Put BOS in front, as the model's prompts have.")
-    parse_special: bool = Field(True, description="Read control tokens written out in the text.")
+    add_special: bool = Field(
+        default=False, description="Put BOS in front, as the model's prompts have."
+    )
+    parse_special: bool = Field(
+        default=True, description="Read control tokens written out in the text."
+    )
     with_pieces: bool = False
 
 
@@ -36,9 +40,9 @@ class TemplateRequest(Body):
     """`POST /apply-template`."""
 
     messages: Annotated[list[Message], Field(min_length=1)]
-    tools: list[Tool] = Field([])
+    tools: list[Tool] = Field(default=[])
     add_generation_prompt: bool = True
-    chat_template_kwargs: dict[str, Any] = Field({})
+    chat_template_kwargs: dict[str, Any] = Field(default={})
 
 
 @router.post("/tokenize", summary="A text as token ids")

@@ -58,7 +58,7 @@ class JsonSchema(Body):
 
     name: str = ""
     description: str | None = None
-    schema_: dict[str, Any] | bool = Field({}, alias="schema")
+    schema_: dict[str, Any] | bool = Field(default={}, alias="schema")
     strict: bool = True
 
 
@@ -67,7 +67,9 @@ class ResponseFormat(Body):
 
     type: Literal["text", "json_object", "json_schema", "grammar", "regex", "lark"]
     json_schema: JsonSchema | None = None
-    schema_: dict[str, Any] | None = Field(None, alias="schema", description="As llama-server.")
+    schema_: dict[str, Any] | None = Field(
+        default=None, alias="schema", description="As llama-server."
+    )
     grammar: str | None = None
     regex: str | None = None
     lark: str | None = None
@@ -79,14 +81,16 @@ class Sampling(Body):
     The fields after `seed` are llama-server's.
     """
 
-    model: str = Field("", description="Any name; the server has one model.")
-    temperature: float = Field(1.0, description="0 takes the most likely token.")
+    model: str = Field(default="", description="Any name; the server has one model.")
+    temperature: float = Field(default=1.0, description="0 takes the most likely token.")
     top_p: float = 1.0
     frequency_penalty: float = 0.0
     presence_penalty: float = 0.0
-    logit_bias: dict[str, float] = Field({}, description="Token id -> number added to its logit.")
-    stop: Stops = Field([], description="Texts that end the answer.")
-    seed: Seed | None = Field(None, description="Makes an answer repeatable; -1 draws one.")
+    logit_bias: dict[str, float] = Field(
+        default={}, description="Token id -> number added to its logit."
+    )
+    stop: Stops = Field(default=[], description="Texts that end the answer.")
+    seed: Seed | None = Field(default=None, description="Makes an answer repeatable; -1 draws one.")
     user: str = ""
     stream: bool = False
     stream_options: StreamOptions = StreamOptions()
@@ -105,9 +109,11 @@ class Sampling(Body):
     mirostat_tau: float = 5.0
     mirostat_eta: float = 0.1
     ignore_eos: bool = False
-    response_format: ResponseFormat | None = Field(None, description="What form the answer has.")
-    grammar: str | None = Field(None, description="A GBNF grammar the answer follows.")
-    json_schema: dict[str, Any] | bool | None = Field(None, description="A schema it fits.")
+    response_format: ResponseFormat | None = Field(
+        default=None, description="What form the answer has."
+    )
+    grammar: str | None = Field(default=None, description="A GBNF grammar the answer follows.")
+    json_schema: dict[str, Any] | bool | None = Field(default=None, description="A schema it fits.")
 
     def params(self, *, max_tokens: int | None, logprobs: int | None) -> SamplingParams:
         """The checked record of the engine.
