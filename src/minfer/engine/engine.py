@@ -415,6 +415,7 @@ class Engine:
 
     def plan(self, single_rows: int, other_rows: int) -> Plan:
         """The plan of a step with so many rows, for people."""
+        self._check_open()
         out = max(1, bucket(single_rows))
         return self._plans.plan(self._shape(bucket(single_rows), bucket(other_rows), out))
 

@@ -4,6 +4,7 @@ from minfer.llm.llm import LLM, Message, Progress, Prompt
 from minfer.llm.loading import file_weights, make_engine
 from minfer.llm.pieces import PieceMaker
 from minfer.llm.results import Completion, ModelInfo, Piece, Usage
+from minfer.llm.stream import PieceStream
 
 __all__ = [
     "LLM",
@@ -12,6 +13,7 @@ __all__ = [
     "ModelInfo",
     "Piece",
     "PieceMaker",
+    "PieceStream",
     "Progress",
     "Prompt",
     "Usage",

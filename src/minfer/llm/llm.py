@@ -1,7 +1,7 @@
 """`LLM`: strings in, strings out. The public face of minfer.
 
-Many threads may use one `LLM`. There is no thread behind it: whoever waits for a token takes the
-lock and runs a step for everybody, so an idle model costs nothing and nothing outlives `close`.
+Many threads may use one `LLM`. There is no thread behind it: whoever waits for a token takes a
+turn and runs a step for everybody, so an idle model costs nothing and nothing outlives `close`.
 """
 
 from __future__ import annotations
@@ -9,9 +9,9 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
-from threading import Lock
 from time import perf_counter
 from types import TracebackType
 from typing import Any
@@ -28,6 +28,8 @@ from minfer.llm import session
 from minfer.llm.loading import make_engine, model_info
 from minfer.llm.pieces import PieceMaker
 from minfer.llm.results import Completion, Piece
+from minfer.llm.stream import PieceStream
+from minfer.llm.turns import FairLock
 from minfer.scheduler import Plan
 from minfer.settings import Settings
 from minfer.text import ChatTemplate, TextStream, Tokenizer
@@ -38,15 +40,6 @@ Prompt = str | Sequence[int] | Sequence[Message]
 Progress = Callable[[str, int, int | None], None]
 DRY_BREAKERS = ("\n", ":", '"', "*")
 """Texts that end a repeated sequence for DRY, as in llama.cpp."""
-
-
-@dataclass(eq=False)
-class _Stream:
-    """A request as its caller sees it."""
-
-    run: Run
-    pieces: PieceMaker
-    events: deque[Event] = field(default_factory=deque)
 
 
 class LLM:
@@ -119,15 +112,15 @@ class LLM:
         except BaseException:
             self._file.close()
             raise
-        self.info = model_info(self.path, self._file, self._config, self._engine)
+        self._lock = FairLock()
+        self._inboxes: dict[Run, deque[Event]] = {}
+        self._abandoned: deque[Run] = deque()
+        self._lent = False
         self._recorder: Recorder | None = None
+        self._closed = False
+        self.info = model_info(self.path, self._file, self._config, self._engine)
         if sink is not None:
             self._recorder = record(self._engine, sink, model=self.info.name, text=self._text_of)
-        self._lock = Lock()
-        self._streams: dict[Run, _Stream] = {}
-        self._abandoned: deque[Run] = deque()
-        self._closed = False
-        self._lent = False
         self.load_seconds = perf_counter() - began
 
     # -- generating -------------------------------------------------------------------------
@@ -142,8 +135,8 @@ class LLM:
         constraint: Constraint | None = None,
         reuse_decoded: bool = False,
         **template_args: Any,
-    ) -> Iterator[Piece]:
-        """Generate piece by piece. Leaving the iterator early cancels the request.
+    ) -> PieceStream:
+        """Generate piece by piece. Closing or dropping the iterator early cancels the request.
 
         Args:
             prompt: a text to continue, token ids, or a conversation (dicts with `role` and
@@ -163,9 +156,8 @@ class LLM:
         self._check_open()
         params = self.complete(params or SamplingParams())
         ids = self.encode(prompt, chat=chat, tools=tools, **template_args)
-        text = TextStream(self.tokenizer, stop=params.stop)
-        with self._lock:
-            self._check_open()
+        maker = PieceMaker(TextStream(self.tokenizer, stop=params.stop))
+        with self._turn():
             run = self._engine.add(
                 ids,
                 params,
@@ -173,26 +165,15 @@ class LLM:
                 constraint=constraint,
                 reuse_decoded=reuse_decoded,
             )
-            stream = self._streams[run] = _Stream(run, PieceMaker(text))
-        return self._pieces(stream)
+            stream = PieceStream(run, maker, self._next_event, self._abandon)
+            self._inboxes[run] = stream.events
+        return stream
 
     def generate(
         self, prompt: Prompt, params: SamplingParams | None = None, **options: Any
     ) -> Completion:
         """Generate a whole answer; arguments as `stream`."""
-        pieces = list(self.stream(prompt, params, **options))
-        last = pieces[-1]
-        choices = tuple(p.choice for p in pieces if p.choice is not None)
-        assert last.finish_reason is not None and last.usage is not None
-        wants_logprobs = params is not None and params.logprobs is not None
-        return Completion(
-            text="".join(p.text for p in pieces),
-            token_ids=tuple(c.token for c in choices),
-            finish_reason=last.finish_reason,
-            usage=last.usage,
-            stop=last.stop,
-            logprobs=choices if wants_logprobs else (),
-        )
+        return _completion(list(self.stream(prompt, params, **options)), params)
 
     def chat(
         self,
@@ -208,16 +189,18 @@ class LLM:
     ) -> AsyncIterator[Piece]:
         """`stream` for asyncio: the steps run in a worker thread."""
         pieces = await asyncio.to_thread(self.stream, prompt, params, **options)
-        done = object()
-        while (piece := await asyncio.to_thread(next, pieces, done)) is not done:
-            assert isinstance(piece, Piece)
-            yield piece
+        try:
+            while (piece := await asyncio.to_thread(next, pieces, None)) is not None:
+                yield piece
+        finally:
+            pieces.close()
 
     async def agenerate(
         self, prompt: Prompt, params: SamplingParams | None = None, **options: Any
     ) -> Completion:
-        """`generate` for asyncio."""
-        return await asyncio.to_thread(self.generate, prompt, params, **options)
+        """`generate` for asyncio; cancelling the task cancels the request."""
+        pieces = [piece async for piece in self.astream(prompt, params, **options)]
+        return _completion(pieces, params)
 
     # -- text and numbers -------------------------------------------------------------------
 
@@ -254,31 +237,27 @@ class LLM:
 
     def logits(self, ids: Sequence[int], *, single: bool = False) -> NDArray[np.float32]:
         """Logits of every position, [n, n_vocab]; `single` takes the decode path."""
-        with self._lock:
-            self._check_open()
+        with self._turn():
             return self._engine.forward(ids, single=single)
 
     def embed(self, text: str | Sequence[int]) -> NDArray[np.float32]:
         """The mean of the final hidden states of a text, scaled to length 1: [width]."""
         ids = self.encode(text)
-        with self._lock:
-            self._check_open()
+        with self._turn():
             pooled = self._engine.forward(ids, hidden=True).mean(axis=0, dtype=np.float64)
         return np.asarray(pooled / np.linalg.norm(pooled), np.float32)
 
     def plan(self, single_rows: int = 1, other_rows: int = 0) -> Plan:
         """The plan of a step with so many decode and prompt rows."""
-        with self._lock:
-            self._check_open()
+        with self._turn():
             return self._engine.plan(single_rows, other_rows)
 
     # -- sessions ---------------------------------------------------------------------------
 
     def save_session(self, path: str | Path, messages: Sequence[Message]) -> None:
         """Save a conversation with its KV cache; see `minfer.llm.session`."""
-        with self._lock:
-            self._check_open()
-            ids = self.encode(messages, add_generation_prompt=False)
+        ids = self.encode(messages, add_generation_prompt=False)
+        with self._turn():
             session.save(Path(path), self._engine, self._file, messages, ids)
 
     def load_session(self, path: str | Path) -> list[dict[str, Any]]:
@@ -287,8 +266,7 @@ class LLM:
         Raises:
             FormatError: if the file is damaged or was saved by another model.
         """
-        with self._lock:
-            self._check_open()
+        with self._turn():
             return session.load(Path(path), self._engine, self._file)
 
     # -- life -------------------------------------------------------------------------------
@@ -307,15 +285,16 @@ class LLM:
         Raises:
             ClosedError: if the model is closed or the engine is lent already.
         """
-        with self._lock:
-            self._check_open()
+        with self._turn():
             self._lent = True
         return self._engine
 
     def close(self) -> None:
         """Free all memory. Closing twice is allowed; using the model afterwards is an error."""
-        if not self._closed:
-            with self._lock:
+        if self._closed:
+            return
+        with self._lock:
+            if not self._closed:
                 self._closed = True
                 if self._recorder is not None:
                     self._recorder.close()
@@ -343,38 +322,51 @@ class LLM:
 
     # -- inside -----------------------------------------------------------------------------
 
-    def _pieces(self, stream: _Stream) -> Iterator[Piece]:
-        try:
-            while True:
-                event = self._next_event(stream)
-                if event.error is not None:
-                    raise event.error
-                piece = stream.pieces.piece(stream.run, event)
-                if piece.stop is not None:
-                    self._abandoned.append(stream.run)
-                yield piece
-                if piece.finish_reason is not None:
-                    return
-        finally:
-            self._streams.pop(stream.run, None)
-            if stream.run.finish_reason is None:
-                # not cancelled here: a generator may be finalised in the middle of a step
-                self._abandoned.append(stream.run)
+    @contextmanager
+    def _turn(self) -> Iterator[None]:
+        """The engine for one caller; requests left behind are cancelled before and after."""
+        with self._lock:
+            self._check_open()
+            self._cancel_abandoned()
+            yield
+        self._tidy()
 
-    def _next_event(self, stream: _Stream) -> Event:
+    def _next_event(self, stream: PieceStream) -> Event:
         """Wait for the stream's next event, running steps for everybody meanwhile."""
         while not stream.events:
-            with self._lock:
-                self._check_open()
-                while self._abandoned:
-                    self._engine.cancel(self._abandoned.popleft())
-                if stream.events:
+            with self._turn():
+                if stream.events:  # brought by the turn of another
                     break
+                if stream.closed:
+                    return Event(None, "cancelled")
                 for run, event in self._engine.step():
-                    owner = self._streams.get(run)
-                    if owner is not None:
-                        owner.events.append(event)
+                    inbox = self._inboxes.get(run)
+                    if inbox is not None:
+                        inbox.append(event)
         return stream.events.popleft()
+
+    def _abandon(self, run: Run) -> None:
+        """Forget a request that has ended or is not wanted any more.
+
+        May be called by a finalizer, in any thread and in the middle of a step: so it waits for
+        nothing, and what cannot be cancelled now is cancelled after the turn in progress.
+        """
+        self._inboxes.pop(run, None)
+        if run.finish_reason is None:
+            self._abandoned.append(run)
+            self._tidy()
+
+    def _tidy(self) -> None:
+        """Cancel what was abandoned, unless another has the engine and will do it."""
+        while self._abandoned and not self._lent and self._lock.try_acquire():
+            try:
+                self._cancel_abandoned()
+            finally:
+                self._lock.release()
+
+    def _cancel_abandoned(self) -> None:
+        while self._abandoned:
+            self._engine.cancel(self._abandoned.popleft())
 
     def _text_of(self, token: int) -> str:
         return self.tokenizer.decode([token])
@@ -396,6 +388,22 @@ class LLM:
 def partial_progress(progress: Progress) -> Callable[[int, int], None]:
     """The engine's progress callback in terms of the caller's."""
     return lambda done, total: progress("loading", done, total)
+
+
+def _completion(pieces: Sequence[Piece], params: SamplingParams | None) -> Completion:
+    """The whole answer that `pieces` make."""
+    last = pieces[-1]
+    choices = tuple(p.choice for p in pieces if p.choice is not None)
+    assert last.finish_reason is not None and last.usage is not None
+    wants_logprobs = params is not None and params.logprobs is not None
+    return Completion(
+        text="".join(p.text for p in pieces),
+        token_ids=tuple(c.token for c in choices),
+        finish_reason=last.finish_reason,
+        usage=last.usage,
+        stop=last.stop,
+        logprobs=choices if wants_logprobs else (),
+    )
 
 
 def _with(settings: Settings, **changes: Any) -> Settings:
