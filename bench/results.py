@@ -3,40 +3,14 @@
 from __future__ import annotations
 
 import csv
-import platform
-import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
+from minfer.measure import commit, cpu_name
+
 FOLDER = Path(__file__).parent / "results"
-
-
-def commit() -> str:
-    """Short hash of the checked-out commit, with `+` where the tree differs from it."""
-    git = ["git", "-C", str(FOLDER.parent)]
-    try:
-        head = subprocess.run(
-            [*git, "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=True
-        ).stdout.strip()
-        dirty = subprocess.run(
-            [*git, "status", "--porcelain", "--", "../src"], capture_output=True, text=True
-        ).stdout
-    except (OSError, subprocess.CalledProcessError):
-        return "unknown"
-    return head + ("+" if dirty.strip() else "")
-
-
-def cpu_name() -> str:
-    """Model of this machine's processor."""
-    try:
-        for line in Path("/proc/cpuinfo").read_text().splitlines():
-            if line.startswith("model name"):
-                return line.split(":", 1)[1].strip()
-    except OSError:
-        pass
-    return platform.processor() or platform.machine()
 
 
 def append(name: str, rows: Sequence[Mapping[str, object]], device: str | None = None) -> Path:
@@ -44,7 +18,7 @@ def append(name: str, rows: Sequence[Mapping[str, object]], device: str | None =
     path = FOLDER / f"{name}.csv"
     stamp = {
         "date": datetime.now(UTC).strftime("%Y-%m-%dT%H:%MZ"),
-        "commit": commit(),
+        "commit": commit() or "unknown",
         "device": device or cpu_name(),
         "command": "python -m bench." + Path(sys.argv[0]).stem + " " + " ".join(sys.argv[1:]),
     }

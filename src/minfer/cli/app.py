@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 
 from minfer import __version__
+from minfer.cli.bench import bench
 from minfer.cli.bundles import flat
 from minfer.cli.chat import chat
 from minfer.cli.diff import diff
@@ -27,6 +28,7 @@ VERBS: dict[str, Callable[..., None]] = {
     "serve": serve,
     "info": info,
     "plan": plan,
+    "bench": bench,
     "diff": diff,
     "doctor": doctor,
     "list": list_models,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, TextIO
 
@@ -75,6 +75,28 @@ def progress_bar() -> Iterator[Progress | None]:
             bars.update(tasks[what], completed=done, total=total)
 
         yield show
+
+
+@contextmanager
+def status_line(*, always: bool = False) -> Iterator[Callable[[str], None]]:
+    """A function that shows what is going on in a line on stderr, and "" to clear it.
+
+    Args:
+        always: write lines even where no terminal shows them.
+    """
+    terminal = sys.stderr.isatty()
+
+    def say(text: str) -> None:
+        if terminal:
+            print(f"\r\x1b[K{text}", end="", file=sys.stderr, flush=True)
+        elif always and text:
+            print(text, file=sys.stderr, flush=True)
+
+    try:
+        yield say
+    finally:
+        if terminal:
+            say("")
 
 
 def table(rows: Sequence[Sequence[str]]) -> str:
