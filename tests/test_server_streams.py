@@ -69,7 +69,7 @@ def test_while_prefilling(server: Served, stream: bool) -> None:
         server.until(lambda: server.service.worker._engine.counters.steps > steps)
         sock.close()
         server.settle()
-    assert generated(server) <= before + 1
+    assert generated(server) <= before + 3
 
 
 @pytest.mark.parametrize("stream", [True, False])

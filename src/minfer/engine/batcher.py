@@ -34,7 +34,7 @@ class Chunk:
 
 
 def pick(running: Seq[Sequence], max_single: int, max_other: int) -> list[Chunk]:
-    """Choose chunks: every sequence that only waits for its next token, then prompts in order.
+    """Choose chunks: every sequence that only waits for its next token, then prompts.
 
     Args:
         running: sequences that hold pages, oldest first.
@@ -44,7 +44,9 @@ def pick(running: Seq[Sequence], max_single: int, max_other: int) -> list[Chunk]
     Every sequence past its prompt gets a row; a prompt longer than what is left of `max_other` is
     cut. So running streams never stall for a whole prompt, nor for a sequence that lost its pages:
     its tokens after the prompt are computed again the way they were at first, in the
-    row-at-a-time path, with the rows the others leave.
+    row-at-a-time path, with the rows the others leave. The oldest prompt has at least half of the
+    prompt rows; the shortest of the others come first, so that short prompts do not wait for long
+    ones, and long ones do not wait for ever.
     """
     decoding = [s for s in running if s.n_computed >= s.n_prompt]
     spare = max_single - len(decoding)
@@ -53,13 +55,25 @@ def pick(running: Seq[Sequence], max_single: int, max_other: int) -> list[Chunk]
         more = min(sequence.n_pending - 1, spare)
         spare -= more
         chunks.append(Chunk(sequence, sequence.n_computed, 1 + more, single=True))
-    for sequence in running:
-        start = sequence.n_computed
-        count = min(sequence.n_prompt - start, max_other)
-        if count > 0:
-            chunks.append(Chunk(sequence, start, count, single=False))
-            max_other -= count
+    prompts = [s for s in running if s.n_computed < s.n_prompt]
+    for sequence, count in _shares(prompts, max_other):
+        chunks.append(Chunk(sequence, sequence.n_computed, count, single=False))
     return chunks
+
+
+def _shares(prompts: Seq[Sequence], n_rows: int) -> list[tuple[Sequence, int]]:
+    """Which prompt computes how many rows; oldest first in and out, and nobody with none."""
+    if not prompts:
+        return []
+    need = {s: s.n_prompt - s.n_computed for s in prompts}
+    oldest, *others = prompts
+    given = {oldest: min(need[oldest], (n_rows + 1) // 2)}
+    left = n_rows - given[oldest]
+    for sequence in sorted(others, key=lambda s: need[s]):
+        given[sequence] = min(need[sequence], left)
+        left -= given[sequence]
+    given[oldest] += min(need[oldest] - given[oldest], left)
+    return [(s, given[s]) for s in prompts if given[s]]
 
 
 def bucket(count: int) -> int:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import itertools
 import operator
 from bisect import insort
-from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
@@ -24,11 +23,13 @@ from minfer.dtypes import F16, DType
 from minfer.engine.batcher import Chunk, bucket, pick
 from minfer.engine.inputs import fill
 from minfer.engine.lane import Lane, Wanted
+from minfer.engine.pace import Pace
 from minfer.engine.params import SamplingParams
 from minfer.engine.plans import PlanCache
 from minfer.engine.sampling import Constraint, Sampler
 from minfer.engine.sequence import Event, FinishReason, Sequence, State
 from minfer.engine.space import KVSpace
+from minfer.engine.waiting import Waiting
 from minfer.errors import BusyError, ClosedError, ContextFullError, RequestError
 from minfer.graph import PAGE
 from minfer.models import DecoderConfig, StepShape
@@ -45,6 +46,7 @@ class EngineConfig:
         n_cells: tokens the KV cache holds in all; rounded up to whole pages.
         max_sequences: sequences that run at the same time.
         prefill_rows: prompt tokens a step computes at most.
+        step_seconds: what a step beside running streams may take; its prompt rows adapt.
         cache_type: element type of the KV cache.
         prefix_cache: whether pages are kept for later requests with the same beginning.
 
@@ -56,6 +58,7 @@ class EngineConfig:
     n_cells: int
     max_sequences: int = 16
     prefill_rows: int = 512
+    step_seconds: float = 0.1
     cache_type: DType = F16
     prefix_cache: bool = True
 
@@ -79,6 +82,7 @@ class Counters:
     steps: int = 0
     prompt_tokens: int = 0
     cached_tokens: int = 0
+    prefix_hits: int = 0
     generated_tokens: int = 0
     preemptions: int = 0
     prefill_seconds: float = 0.0
@@ -120,7 +124,8 @@ class Engine:
             keep_prefixes=config.prefix_cache,
             copy_page=self._copy_page,
         )
-        self._waiting: deque[Sequence] = deque()
+        self._waiting = Waiting(share_prefixes=config.prefix_cache)
+        self._pace = Pace(config.prefill_rows, config.step_seconds)
         self._running: list[Sequence] = []  # oldest first
         self._refused: tuple[Sequence, int] | None = None
         self._arrivals = itertools.count()
@@ -137,6 +142,7 @@ class Engine:
         stop_ids: frozenset[int] = frozenset(),
         constraint: Constraint | None = None,
         reuse_decoded: bool = False,
+        client: str = "",
     ) -> Sequence:
         """Queue a request.
 
@@ -145,6 +151,7 @@ class Engine:
             stop_ids: tokens that end the text.
             constraint: a grammar.
             reuse_decoded: accept cached pages with generated tokens; see `PrefixCache`.
+            client: whose it is; clients with requests waiting take turns.
 
         Raises:
             RequestError: if the prompt is empty or holds an id outside of the vocabulary.
@@ -165,13 +172,13 @@ class Engine:
         limit = room if params.max_tokens is None else min(room, params.max_tokens)
         ends = frozenset() if params.ignore_eos else stop_ids
         sequence = Sequence(
-            tokens, len(tokens), limit, ends, Sampler(params, constraint), reuse_decoded
+            tokens, len(tokens), limit, ends, Sampler(params, constraint), reuse_decoded, client
         )
         sequence.priority = next(self._arrivals)
         if limit == 0:
             self._finish(sequence, "length", None)
         else:
-            self._waiting.append(sequence)
+            self._waiting.add(sequence)
         return sequence
 
     def cancel(self, sequence: Sequence) -> None:
@@ -197,7 +204,7 @@ class Engine:
     @property
     def has_work(self) -> bool:
         """Whether a step would do anything."""
-        return bool(self._waiting or self._running or self._events)
+        return bool(len(self._waiting) or self._running or self._events)
 
     @property
     def pages(self) -> tuple[int, int, int]:
@@ -216,7 +223,9 @@ class Engine:
         """Compute one batch; answer what it brought each sequence."""
         self._check_open()
         self._admit()
-        chunks = self._place(pick(self._running, self._max_single, self.config.prefill_rows))
+        streaming = any(s.state is State.DECODING for s in self._running)
+        n_other = self._pace.rows(beside_streams=streaming)
+        chunks = self._place(pick(self._running, self._max_single, n_other))
         if chunks:
             began = perf_counter()
             try:
@@ -237,9 +246,8 @@ class Engine:
         return compiled.output(rows=rows)
 
     def _admit(self) -> None:
-        """Let waiting sequences run, oldest first, while there are slots and pages for them."""
-        while self._waiting:
-            sequence = self._waiting[0]
+        """Let waiting sequences run, in turn, while there are slots and pages for them."""
+        while (sequence := self._waiting.next(self._running)) is not None:
             if self._refused == (sequence, self._space.n_left):
                 return
             try:
@@ -250,7 +258,7 @@ class Engine:
             if not entered:
                 self._refused = (sequence, self._space.n_left)
                 return
-            self._waiting.popleft()
+            self._waiting.remove(sequence)
             self._start(sequence)
 
     def _start(self, sequence: Sequence) -> None:
@@ -258,6 +266,7 @@ class Engine:
             sequence.n_cached = sequence.n_computed
             sequence.started = perf_counter()
             self.counters.cached_tokens += sequence.n_cached
+            self.counters.prefix_hits += sequence.n_cached > 0
         sequence.state = State.PREFILLING
         insort(self._running, sequence, key=lambda s: s.priority)
 
@@ -277,13 +286,14 @@ class Engine:
         sequence.n_computed = 0
         sequence.n_preempted += 1
         self.counters.preemptions += 1
-        self._waiting.appendleft(sequence)
+        self._waiting.put_back(sequence)
 
     def _advance(self, chunks: list[Chunk], logits: NDArray[np.float32], seconds: float) -> None:
         """Move every sequence past what was computed, and choose the next tokens."""
         self.counters.steps += 1
         n_single = sum(c.count for c in chunks if c.single)
         n_rows = sum(c.count for c in chunks)
+        self._pace.note(n_single, n_rows - n_single, seconds)
         self.counters.decode_seconds += seconds * n_single / n_rows
         self.counters.prefill_seconds += seconds * (n_rows - n_single) / n_rows
         rows = iter(logits)
@@ -329,7 +339,7 @@ class Engine:
             if reason != "error":
                 self._space.remember(sequence, sequence.n_computed)
             self._leave(sequence)
-        elif sequence in self._waiting:
+        else:
             self._waiting.remove(sequence)
         sequence.state = State.FINISHED
         sequence.finish_reason = reason
@@ -453,7 +463,7 @@ class Engine:
 
     def clear_cache(self) -> None:
         """Forget all prefixes; running sequences keep their pages."""
-        self._space.cache.clear()
+        self._space.forget()
 
     def close(self) -> None:
         """Free all memory. Closing twice is allowed."""

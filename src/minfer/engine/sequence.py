@@ -51,6 +51,7 @@ class Sequence:
         pages: its pages, in order of positions.
         max_tokens: tokens it may generate.
         stop_ids: tokens that end it.
+        client: whose it is.
         slot: row of the page table while it runs.
     """
 
@@ -60,6 +61,7 @@ class Sequence:
     stop_ids: frozenset[int]
     sampler: Sampler
     reuse_decoded: bool
+    client: str = ""
     priority: int = 0
     state: State = State.WAITING
     n_computed: int = 0

@@ -26,7 +26,7 @@ class KVSpace:
         copy_page: called as `copy_page(source, target)`, ordered with the work on them.
 
     Attributes:
-        n_left: how often a sequence left: while it stays the same, what was refused is refused.
+        n_left: how often pages came back: while it stays the same, what was refused is refused.
     """
 
     def __init__(
@@ -135,6 +135,11 @@ class KVSpace:
             for page in pages:
                 self.pool.drop(page)
         return True
+
+    def forget(self) -> None:
+        """Give up all that only the prefix cache holds, and every known beginning."""
+        self.cache.clear()
+        self.n_left += 1
 
     def _find(self, run: Run) -> Prefix:
         if not self._keep_prefixes:

@@ -63,6 +63,7 @@ _GAUGES: tuple[tuple[str, str, Callable[[Snapshot], float]], ...] = (
 _COUNTERS: tuple[tuple[str, str, Callable[[Counters], float]], ...] = (
     ("prompt_tokens", "Prompt tokens computed.", lambda c: c.prompt_tokens),
     ("prompt_tokens_cached", "Prompt tokens found in the prefix cache.", lambda c: c.cached_tokens),
+    ("prefix_hits", "Sequences that found their beginning cached.", lambda c: c.prefix_hits),
     ("generated_tokens", "Tokens generated.", lambda c: c.generated_tokens),
     ("preemptions", "Times a sequence lost its pages.", lambda c: c.preemptions),
     ("engine_steps", "Steps computed.", lambda c: c.steps),

@@ -200,6 +200,7 @@ class Worker:
                 job.params,
                 stop_ids=job.stop_ids,
                 constraint=job.constraint,
+                client=job.client,
             )
         except MinferError as error:
             self._deliver(job, Event(None, "error", error))
