@@ -1,12 +1,16 @@
-"""Backends for tests: the reference under other names and with gaps, and one that only records."""
+"""Backends for tests: the reference with gaps, one that only records, one that checks the cache."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import zlib
+from collections.abc import Callable, Mapping, Sequence
 
-from minfer.backends import Split
+import numpy as np
+from numpy.typing import NDArray
+
+from minfer.backends import Split, Weight
 from minfer.backends.reference import ReferenceBackend
-from minfer.graph import Graph, Node
+from minfer.graph import PAGE, Graph, KVSpec, Node
 
 Supports = Callable[[Node], str | None]
 
@@ -38,3 +42,77 @@ class Recorder(ReferenceBackend):
     def compile(self, split: Split) -> Callable[[], None]:
         self.compiled += [split.graph.nodes[i].op for i in split.nodes]
         return lambda: None
+
+
+def next_token(history: Sequence[int], n_vocab: int) -> int:
+    """The token `Historian` answers after `history`: any change of it changes the answer."""
+    return zlib.crc32(np.asarray(history, np.int32).tobytes()) % n_vocab
+
+
+class Historian(ReferenceBackend):
+    """Computes nothing but who wrote what where: a KV cell holds a token and its position.
+
+    The logits of a row choose `next_token` of the tokens its page table leads to, which fails if
+    a cell on the way holds another position. So a lost, stale or overwritten page changes tokens.
+    """
+
+    name = "historian"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.cells = np.full((0, 2), -1, np.int32)  # token, position
+        self.n_runs = 0
+        self.fail: Callable[[int], Exception | None] = lambda n_runs: None
+
+    def supports(self, node: Node, graph: Graph) -> str | None:
+        return None
+
+    def load(self, node: Node, weights: Mapping[str, Weight]) -> int:
+        return 0
+
+    def add_state(self, spec: KVSpec) -> int:
+        self.cells = np.full((spec.n_pages * PAGE, 2), -1, np.int32)
+        return 0
+
+    def copy_pages(self, pairs: Sequence[tuple[int, int]]) -> None:
+        for source, target in pairs:
+            self._page(target)[:] = self._page(source)
+
+    def read_page(self, state: str, page: int) -> bytes:
+        return self._page(page).tobytes()
+
+    def write_page(self, state: str, page: int, data: bytes) -> None:
+        self._page(page)[:] = np.frombuffer(data, np.int32).reshape(PAGE, 2)
+
+    def compile(self, split: Split) -> Callable[[], None]:
+        inputs = {name: self._view(node, split) for name, node in split.graph.inputs.items()}
+        logits = self._view(split.graph.nodes[split.graph.outputs[0]], split)
+
+        def run() -> None:
+            self.n_runs += 1
+            error = self.fail(self.n_runs)
+            if error is not None:
+                raise error
+            stored = inputs["positions"] >= 0
+            assert ((inputs["cells"] >= 0) == stored).all()
+            assert len(set(inputs["cells"][stored].tolist())) == stored.sum()
+            self.cells[inputs["cells"][stored], 0] = inputs["token_ids"][stored]
+            self.cells[inputs["cells"][stored], 1] = inputs["positions"][stored]
+            assert stored.sum() == inputs["counts"][:2].sum()
+            logits[:] = 0.0
+            for out, row in enumerate(inputs["out_rows"][: inputs["counts"][2]]):
+                history = self._history(inputs["page_table"][inputs["seqs"][row]], inputs, row)
+                logits[out, next_token(history, logits.shape[1])] = 1.0
+
+        return run
+
+    def _history(
+        self, table: NDArray[np.int32], inputs: Mapping[str, NDArray[np.int32]], row: int
+    ) -> NDArray[np.int32]:
+        at = np.arange(inputs["positions"][row] + 1)
+        found = self.cells[table[at // PAGE] * PAGE + at % PAGE]
+        assert (found[:, 1] == at).all(), "a cell holds another position"
+        return found[:, 0]
+
+    def _page(self, page: int) -> NDArray[np.int32]:
+        return self.cells[page * PAGE : (page + 1) * PAGE]

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from backends_fake import Historian, next_token
 from numpy.typing import NDArray
 
 from minfer.backends import Backend, create_backend
@@ -102,3 +103,22 @@ def generate(
     """The tokens of one request alone."""
     owner = engine.add(prompt, params, **options)
     return tokens(run(engine, owner)[owner])
+
+
+N_VOCAB = 512
+"""Tokens of every tiny model."""
+
+
+def historian_engine(**sizes: Any) -> tuple[Engine, Historian]:
+    """An engine that computes no model, quickly: its tokens are `expected_tokens`."""
+    backend = Historian()
+    small = {"n_ctx": 220, "n_cells": 64 * 6, "max_sequences": 3, "prefill_rows": 50}
+    return make_engine("llama", [Device(backend)], **(small | sizes)), backend
+
+
+def expected_tokens(prompt: Sequence[int], n: int) -> list[int]:
+    """What a `historian_engine` answers."""
+    known = list(prompt)
+    for _ in range(n):
+        known.append(next_token(known, N_VOCAB))
+    return known[len(prompt) :]

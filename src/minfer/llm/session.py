@@ -11,6 +11,7 @@ import json
 import os
 import struct
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +30,11 @@ def save(
     messages: Sequence[Mapping[str, Any]],
     ids: Sequence[int],
 ) -> None:
-    """Write `messages` and the cached pages of their ids; replaces `path` atomically."""
+    """Write `messages` and the cached pages of their ids; replaces `path` atomically.
+
+    Raises:
+        FormatError: if the file cannot be written; what was there is left as it was.
+    """
     n_tokens, pages = engine.prefix_pages(ids)
     contents = engine.read_pages(pages)
     header = {
@@ -44,8 +49,13 @@ def save(
     body = struct.pack("<Q", len(text)) + text
     body += b"".join(page for parts in contents.values() for page in parts)
     draft = path.with_name(path.name + ".part")
-    draft.write_bytes(MAGIC + hashlib.sha256(body).digest() + body)
-    os.replace(draft, path)
+    try:
+        draft.write_bytes(MAGIC + hashlib.sha256(body).digest() + body)
+        os.replace(draft, path)
+    except OSError as error:
+        with suppress(OSError):  # there may be nothing to remove
+            draft.unlink()
+        raise FormatError(f"cannot be written: {error.strerror}", where=str(path)) from None
 
 
 def load(path: Path, engine: Engine, file: GGUFFile) -> list[dict[str, Any]]:
@@ -53,6 +63,7 @@ def load(path: Path, engine: Engine, file: GGUFFile) -> list[dict[str, Any]]:
 
     Raises:
         FormatError: naming what does not fit; nothing is changed then.
+        RequestError: if its pages are more than the KV cache can hold beside those in use.
     """
     where = str(path)
     try:
@@ -64,30 +75,41 @@ def load(path: Path, engine: Engine, file: GGUFFile) -> list[dict[str, Any]]:
     body = data[_PREFIX:]
     if hashlib.sha256(body).digest() != data[len(MAGIC) : _PREFIX]:
         raise FormatError("the checksum does not match: the session is damaged", where=where)
-    (length,) = struct.unpack_from("<Q", body)
-    header = json.loads(body[8 : 8 + length])
+    try:
+        header, contents = _parse(body)
+        saved = {key: header[key] for key in ("model", "cache_type", "backends")}
+        tokens, messages = list(header["tokens"]), list(header["messages"])
+    except (KeyError, TypeError, ValueError, struct.error):
+        raise FormatError("is not laid out like a session", where=where) from None
     expected = {
         "model": fingerprint(file),
         "cache_type": engine.config.cache_type.name,
         "backends": list(engine.weight_bytes),
     }
     for key, value in expected.items():
-        if header[key] != value:
+        if saved[key] != value:
             raise FormatError(
-                f"was saved with {key} {header[key]!r}, this is {value!r}",
+                f"was saved with {key} {saved[key]!r}, this is {value!r}",
                 where=where,
                 remedy="Load it with the model and options it was saved with",
             )
+    if tokens:
+        engine.restore(tokens, contents)
+    return messages
+
+
+def _parse(body: bytes) -> tuple[dict[str, Any], dict[str, list[bytes]]]:
+    """The header, and the bytes of each page by KV state."""
+    (length,) = struct.unpack_from("<Q", body)
     at = 8 + length
+    header: dict[str, Any] = json.loads(body[8:at])
     contents: dict[str, list[bytes]] = {}
-    for state, sizes in header["states"].items():
+    for state, sizes in dict(header["states"]).items():
         contents[state] = []
         for size in sizes:
             contents[state].append(body[at : at + size])
             at += size
-    if header["tokens"]:
-        engine.restore(header["tokens"], contents)
-    return list(header["messages"])
+    return header, contents
 
 
 def fingerprint(file: GGUFFile) -> str:
