@@ -10,7 +10,7 @@ from serving import Served, served, tiny
 
 from minfer.settings import Settings
 
-SYSTEM = "You are a helper who answers with care and in few words. " * 3
+SYSTEM = "You are a helper who answers with care and in few words. " * 4
 
 
 def ask(n: int) -> dict[str, Any]:
