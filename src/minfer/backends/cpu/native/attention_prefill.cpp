@@ -17,6 +17,7 @@
 #include "kernels.h"
 #include "kv_load.h"
 #include "simd.h"
+#include "softmax.h"
 
 namespace minfer::MINFER_ISA {
 namespace {
@@ -36,9 +37,10 @@ struct Tile {
     int32_t n_rows;
 };
 
+// Rows of a tile: full ones fill the kernels' rows, whatever the group.
 int64_t tile_rows(const AttentionArgs& a) {
-    const int64_t rows = kQueries * a.kv.n_kv_heads / a.n_heads;
-    return rows < 1 ? 1 : rows;
+    const int64_t rows = kQueries * a.kv.n_kv_heads / a.n_heads / kRows * kRows;
+    return rows < kRows ? kRows : rows;
 }
 
 int64_t round_up(int64_t n, int64_t unit) { return (n + unit - 1) / unit * unit; }
@@ -51,7 +53,7 @@ struct Memory {
     float* q;          // [queries][head_dim], scaled
     float* acc;        // [queries][head_dim]
     float* maximum;    // [queries]
-    float* sum;        // [queries]
+    float* sum;        // [queries][kWidth], to be added up at the end
     int64_t* position;  // [queries]
     float* scores;     // [kRows][64]
 
@@ -69,7 +71,7 @@ struct Memory {
         take(q, queries * head_dim);
         take(acc, queries * head_dim);
         take(maximum, queries);
-        take(sum, queries);
+        take(sum, queries * kWidth);
         take(position, queries);
         take(scores, kRows * kPage);
         return size_t(used);
@@ -139,32 +141,28 @@ Page open_page(const AttentionArgs& a, int64_t page, int64_t head, int64_t begin
     return {m.k, m.v};
 }
 
-// s[row][position] of `rows` queries for one page.
-template <int rows>
-void page_scores(const float* q, const float* k, int64_t head_dim, float* s) {
-    for (int group = 0; group < kPage / (kKeys * kWidth); ++group) {
-        const float* key[kKeys];
-        for (int i = 0; i < kKeys; ++i) {
-            const int part = group * kKeys + i;
-            key[i] = k + part / kParts * head_dim * kTile + part % kParts * kWidth;
-        }
-        vf acc[rows][kKeys];
+// s[row][position] of `rows` queries, for `wide` registers of positions from `at` on.
+template <int rows, int wide>
+MINFER_FN void page_scores(const float* q, const float* k, int64_t head_dim, int at, float* s) {
+    const float* key[wide];
+    for (int i = 0; i < wide; ++i) {
+        const int part = at / kWidth + i;
+        key[i] = k + part / kParts * head_dim * kTile + part % kParts * kWidth;
+    }
+    vf acc[rows][wide];
+    for (int r = 0; r < rows; ++r) {
+        for (int i = 0; i < wide; ++i) acc[r][i] = set1(0.0f);
+    }
+    for (int64_t d = 0; d < head_dim; ++d) {
+        vf feature[wide];
+        for (int i = 0; i < wide; ++i) feature[i] = load(key[i] + d * kTile);
         for (int r = 0; r < rows; ++r) {
-            for (int i = 0; i < kKeys; ++i) acc[r][i] = set1(0.0f);
+            const vf query = set1(q[r * head_dim + d]);
+            for (int i = 0; i < wide; ++i) acc[r][i] = fma(query, feature[i], acc[r][i]);
         }
-        for (int64_t d = 0; d < head_dim; ++d) {
-            vf feature[kKeys];
-            for (int i = 0; i < kKeys; ++i) feature[i] = load(key[i] + d * kTile);
-            for (int r = 0; r < rows; ++r) {
-                const vf query = set1(q[r * head_dim + d]);
-                for (int i = 0; i < kKeys; ++i) acc[r][i] = fma(query, feature[i], acc[r][i]);
-            }
-        }
-        for (int r = 0; r < rows; ++r) {
-            for (int i = 0; i < kKeys; ++i) {
-                store(s + r * kPage + (group * kKeys + i) * kWidth, acc[r][i]);
-            }
-        }
+    }
+    for (int r = 0; r < rows; ++r) {
+        for (int i = 0; i < wide; ++i) store(s + r * kPage + at + i * kWidth, acc[r][i]);
     }
 }
 
@@ -192,31 +190,57 @@ MINFER_FN void page_values(const float* p, const float* v, int64_t begin, int64_
     }
 }
 
-// Scores of one query and page to weights, in place; returns what its sums so far are worth.
-MINFER_FN float page_softmax(float* s, float softcap, float& maximum, float& sum_) {
-    vf x[kPage / kWidth];
-    for (int i = 0; i < kPage / kWidth; ++i) x[i] = load(s + i * kWidth);
+alignas(64) constexpr float kIndex[kPage] = {
+    0,  1,  2,  3,  4,  5,  6,  7,  8,  9,  10, 11, 12, 13, 14, 15, 16, 17, 18, 19, 20, 21,
+    22, 23, 24, 25, 26, 27, 28, 29, 30, 31, 32, 33, 34, 35, 36, 37, 38, 39, 40, 41, 42, 43,
+    44, 45, 46, 47, 48, 49, 50, 51, 52, 53, 54, 55, 56, 57, 58, 59, 60, 61, 62, 63};
+
+// Cap the scores of one query, mask all but [low, high), and find the largest, at least `maximum`.
+MINFER_FN float page_maximum(float* s, float softcap, int64_t low, int64_t high, float maximum) {
+    constexpr int n = kPage / kWidth;
+    vf x[n];
+    for (int i = 0; i < n; ++i) x[i] = load(s + i * kWidth);
     if (softcap > 0) {
-        // A masked score stays minus infinity: it must weigh exactly nothing.
-        const vf cap = set1(softcap), inverse = set1(1.0f / softcap), low = set1(-3e38f);
-        for (vf& y : x) y = select(less(y, low), y, cap * tanh_(y * inverse));
+        for (vf& y : x) y = cap(y, softcap);
+    }
+    if (low > 0 || high < kPage) {
+        const vf first = set1(float(low)), end = set1(float(high)), masked = set1(kMasked);
+        for (int i = 0; i < n; ++i) {
+            const vf index = load(kIndex + i * kWidth);
+            x[i] = select(less(index, end), select(less(index, first), masked, x[i]), masked);
+        }
     }
     vf top = x[0];
-    for (int i = 1; i < kPage / kWidth; ++i) top = max(top, x[i]);
-    const float now = hmax(top);
-    const float next = now > maximum ? now : maximum;
-    const float shift = next == -__builtin_inff() ? 0.0f : next;
-    vf total = set1(0.0f);
-    for (int i = 0; i < kPage / kWidth; ++i) {
-        const vf p = exp_(x[i] - set1(shift));
-        store(s + i * kWidth, p);
-        total = total + p;
+    for (int i = 0; i < n; ++i) {
+        store(s + i * kWidth, x[i]);
+        top = max(top, x[i]);
     }
-    alignas(64) float factor[kWidth];
-    store(factor, exp_(set1(maximum - shift)));
-    maximum = next;
-    sum_ = sum_ * factor[0] + sum(total);
-    return factor[0];
+    const float largest = hmax(top);
+    return largest > maximum ? largest : maximum;
+}
+
+// Scores of `rows` queries to weights, in place. `factor` tells what their sums so far are worth.
+template <int rows>
+MINFER_FN void page_weights(float* s, const float* next, float* maximum, float* sums,
+                            float* factor) {
+    for (int r = 0; r < rows; r += kWidth) {
+        // A query that has seen no key yet has a maximum of minus infinity: any finite one serves.
+        const vf now = load(next + r), low = set1(-3e38f);
+        store(factor + r, exp2_(load_n(maximum + r, rows - r < kWidth ? rows - r : kWidth) -
+                                select(less(now, low), low, now)));
+    }
+    for (int r = 0; r < rows; ++r) {
+        maximum[r] = next[r];
+        const vf shift = set1(next[r] < -3e38f ? -3e38f : next[r]);
+        vf total = load(sums + r * kWidth) * set1(factor[r]);
+        for (int i = 0; i < kPage / kWidth; ++i) {
+            float* at = s + r * kPage + i * kWidth;
+            const vf p = exp2_(load(at) - shift);
+            store(at, p);
+            total = total + p;
+        }
+        store(sums + r * kWidth, total);
+    }
 }
 
 // One page for queries [first, first + rows) of the item.
@@ -236,16 +260,23 @@ void page_rows(const AttentionArgs& a, const Memory& m, int64_t first, int64_t s
     end = end > kPage ? kPage : end;
     if (begin >= end) return;
 
-    page_scores<rows>(m.q + first * head_dim, page.k, head_dim, m.scores);
-    float factor[rows];
+    const float* q = m.q + first * head_dim;
+    constexpr int kSpan = kKeys * kWidth;
+    for (int at = int(begin / kSpan * kSpan); at < end; at += kSpan) {
+        if (kKeys > 2 && end - at <= kSpan / 2) {
+            page_scores<rows, kKeys / 2>(q, page.k, head_dim, at, m.scores);
+        } else {
+            page_scores<rows, kKeys>(q, page.k, head_dim, at, m.scores);
+        }
+    }
+    constexpr int kPadded = (rows + kWidth - 1) / kWidth * kWidth;
+    float next[kPadded] = {}, factor[kPadded];
     for (int r = 0; r < rows; ++r) {
         const int64_t p = m.position[first + r];
-        const int64_t low = first_key(a, p) - start, high = p + 1 - start;
-        float* s = m.scores + r * kPage;
-        for (int64_t j = 0; j < low && j < kPage; ++j) s[j] = -__builtin_inff();
-        for (int64_t j = high < 0 ? 0 : high; j < kPage; ++j) s[j] = -__builtin_inff();
-        factor[r] = page_softmax(s, a.softcap, m.maximum[first + r], m.sum[first + r]);
+        next[r] = page_maximum(m.scores + r * kPage, a.softcap, first_key(a, p) - start,
+                               p + 1 - start, m.maximum[first + r]);
     }
+    page_weights<rows>(m.scores, next, m.maximum + first, m.sum + first * kWidth, factor);
     float* acc = m.acc + first * head_dim;
     int64_t d = 0;
     for (; d + kKeys * kWidth <= head_dim; d += kKeys * kWidth) {
@@ -277,16 +308,17 @@ bool valid_tile(const AttentionArgs& a, const Tile& tile) {
 void work(const AttentionArgs& a, const Tile& tile, int64_t kv_head, const Memory& m) {
     const int64_t head_dim = a.kv.head_dim, group = a.n_heads / a.kv.n_kv_heads;
     const int64_t queries = tile.n_rows * group;
+    const float factor = query_factor(a.scale, a.softcap);
     int64_t low = INT64_MAX, high = 0;
     for (int64_t i = 0; i < queries; ++i) {
         const int64_t row = tile.row + i / group, head = kv_head * group + i % group;
         const float* source = a.q + (row * a.n_heads + head) * head_dim;
         float* q = m.q + i * head_dim;
-        for (int64_t d = 0; d < head_dim; ++d) q[d] = source[d] * a.scale;
+        for (int64_t d = 0; d < head_dim; ++d) q[d] = source[d] * factor;
         if (a.kv.type == KVType::q8_0) rotate_blocks(q, head_dim);
         m.position[i] = a.positions[row];
-        m.maximum[i] = -__builtin_inff();
-        m.sum[i] = 0;
+        m.maximum[i] = kMasked;
+        store(m.sum + i * kWidth, set1(0.0f));
         const int64_t first = first_key(a, m.position[i]);
         low = first < low ? first : low;
         high = m.position[i] > high ? m.position[i] : high;
@@ -305,7 +337,7 @@ void work(const AttentionArgs& a, const Tile& tile, int64_t kv_head, const Memor
     for (int64_t i = 0; i < queries; ++i) {
         const int64_t row = tile.row + i / group, head = kv_head * group + i % group;
         float* y = a.y + (row * a.n_heads + head) * head_dim;
-        const vf inverse = set1(1.0f / m.sum[i]);
+        const vf inverse = set1(1.0f / sum(load(m.sum + i * kWidth)));
         for (int64_t d = 0; d < head_dim; d += kWidth) {
             store(y + d, load(m.acc + i * head_dim + d) * inverse);
         }

@@ -6,27 +6,12 @@
 
 namespace minfer::MINFER_ISA {
 
-// kWidth int8 as floats.
-MINFER_FN vf load_i8(const int8_t* p) {
-#if defined(MINFER_ISA_avx512)
-    return {_mm512_cvtepi32_ps(
-        _mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))))};
-#elif defined(MINFER_ISA_avx2)
-    return {_mm256_cvtepi32_ps(
-        _mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p))))};
-#else
-    float x[kWidth];
-    for (int i = 0; i < kWidth; ++i) x[i] = p[i];
-    return load(x);
-#endif
-}
-
 // One f16 in every lane, as floats.
 MINFER_FN vf set1_f16(uint16_t h) {
 #if defined(MINFER_ISA_avx512)
-    return {_mm512_cvtph_ps(_mm256_set1_epi16(int16_t(h)))};
+    return _mm512_cvtph_ps(_mm256_set1_epi16(int16_t(h)));
 #elif defined(MINFER_ISA_avx2)
-    return {_mm256_cvtph_ps(_mm_set1_epi16(int16_t(h)))};
+    return _mm256_cvtph_ps(_mm_set1_epi16(int16_t(h)));
 #else
     return set1(from_f16(h));
 #endif
@@ -62,12 +47,12 @@ struct KTile<KVType::f16> {
 template <>
 struct KTile<KVType::q8_0> {
     const uint16_t* scales;  // [blocks][16]
-    const int8_t* data;
+    const uint8_t* data;
     MINFER_FN static KTile at(const uint8_t* k, int64_t head_dim, int64_t tile) {
         const int64_t blocks = (head_dim + kQuant - 1) / kQuant;
         const uint8_t* start = k + tile * kTile * (head_dim + 2 * blocks);
         return {reinterpret_cast<const uint16_t*>(start),
-                reinterpret_cast<const int8_t*>(start + blocks * kTile * 2)};
+                start + blocks * kTile * 2};
     }
     MINFER_FN vf scale(int64_t block, int at) const {
         return load_f16(scales + block * kTile + at);
@@ -106,13 +91,12 @@ struct VBlock<KVType::f16> {
 template <>
 struct VBlock<KVType::q8_0> {
     const uint16_t* scales;  // [64][blocks]
-    const int8_t* data;
+    const uint8_t* data;
     int64_t head_dim;
     int64_t blocks;
     MINFER_FN static VBlock at(const uint8_t* v, int64_t head_dim) {
         const int64_t blocks = (head_dim + kQuant - 1) / kQuant;
-        return {reinterpret_cast<const uint16_t*>(v),
-                reinterpret_cast<const int8_t*>(v + kPage * blocks * 2), head_dim, blocks};
+        return {reinterpret_cast<const uint16_t*>(v), v + kPage * blocks * 2, head_dim, blocks};
     }
     MINFER_FN vf features(int64_t j, int64_t d) const {
         // A register never spans two blocks: kWidth divides 16 and d is a multiple of it.
