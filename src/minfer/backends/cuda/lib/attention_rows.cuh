@@ -12,6 +12,11 @@ struct Run {
     DEVICE bool masks(int key, int keys, int window, bool alone) const {
         return !alone || key + keys - 1 > lowest || (window > 0 && key <= highest - window);
     }
+
+    // The last key that a row sees: its position, -1 if it is not in the run.
+    DEVICE int last_key(int row, const i32* positions) const {
+        return row >= first && row < end ? positions[row] : -1;
+    }
 };
 
 // The run that starts at row `first`; empty at a padded row. Every warp finds the same.
@@ -39,16 +44,6 @@ DEVICE Run find_run(int first, int limit, const i32* positions, const i32* seqs)
     return run;
 }
 
-// A lane's two rows: numbers and positions, -1 for padded rows and those past the end.
-struct Rows {
-    int row[2], position[2];
-
-    DEVICE void set(int r, int number, int n_rows, const i32* positions) {
-        row[r] = number;
-        position[r] = number < n_rows ? positions[number] : -1;
-    }
-};
-
 template <int N>
 DEVICE void cap_scores(float (&s)[N][4], float scale, float cap) {
 #pragma unroll
@@ -57,21 +52,20 @@ DEVICE void cap_scores(float (&s)[N][4], float scale, float cap) {
         for (int i = 0; i < 4; i++) s[n][i] = capped(s[n][i] * scale, cap);
 }
 
-// Take the scores of keys from `key` on away from the rows that do not see them.
+// Take away the scores of keys, from `key` on, that a lane's rows do not see: those past the row's
+// last key (its position; -1 for a row that is not in the run), and those below its window.
 template <int N>
-DEVICE void mask_scores(float (&s)[N][4], int key, const Run& run, const Rows& rows, int window) {
+DEVICE void mask_scores(float (&s)[N][4], int key, const int (&last)[2], int window) {
     int t = threadIdx.x % 4;
 #pragma unroll
     for (int r = 0; r < 2; r++) {
-        bool mine = rows.row[r] >= run.first && rows.row[r] < run.end;
-        int last = mine ? rows.position[r] : -1;
-        int first = window > 0 ? last - window + 1 : 0;
+        int first = window > 0 ? last[r] - window + 1 : 0;
 #pragma unroll
         for (int n = 0; n < N; n++)
 #pragma unroll
             for (int i = 0; i < 2; i++) {
                 int j = key + 8 * n + 2 * t + i;
-                if (j > last || j < first) s[n][2 * r + i] = -INFINITY;
+                if (j > last[r] || j < first) s[n][2 * r + i] = -INFINITY;
             }
     }
 }
@@ -107,21 +101,28 @@ struct State {
     }
 };
 
-// Turn scores into probabilities against the running maximum, rescaling what was summed before.
+// What a lane's sums so far are multiplied by, once a larger maximum is known.
+struct Decay {
+    float of[2];
+
+    // Rescaling by 1, as for rows of another run, is left out; so is it before the first keys.
+    DEVICE bool needed() const { return __any_sync(FULL_MASK, of[0] != 1.0f || of[1] != 1.0f); }
+};
+
+// Turn scores into probabilities against the running maximum.
 template <int N, int D>
-DEVICE void softmax(float (&s)[N][4], State<D>& state, float factor, bool fresh) {
-    float decay[2];
+DEVICE Decay softmax(float (&s)[N][4], State<D>& state, float factor) {
+    Decay decay;
 #pragma unroll
     for (int r = 0; r < 2; r++) {
         float best = -INFINITY;
 #pragma unroll
-        for (int n = 0; n < N; n++)
-            best = fmaxf(best, fmaxf(s[n][2 * r], s[n][2 * r + 1]));
+        for (int n = 0; n < N; n++) best = fmaxf(best, fmaxf(s[n][2 * r], s[n][2 * r + 1]));
         best = fmaxf(best, __shfl_xor_sync(FULL_MASK, best, 1));
         best = fmaxf(best, __shfl_xor_sync(FULL_MASK, best, 2));
         float next = fmaxf(state.top[r], best * factor);
         float base = next == -INFINITY ? 0.0f : next;  // no key seen yet: 2^(-inf - 0) is 0
-        decay[r] = exp2_of(state.top[r] - base);
+        decay.of[r] = exp2_of(state.top[r] - base);
         state.top[r] = next;
         float sum = 0.0f;
 #pragma unroll
@@ -131,11 +132,15 @@ DEVICE void softmax(float (&s)[N][4], State<D>& state, float factor, bool fresh)
                 s[n][i] = exp2_of(__fmaf_rn(s[n][i], factor, -base));
                 sum += s[n][i];
             }
-        state.total[r] = state.total[r] * decay[r] + sum;
+        state.total[r] = state.total[r] * decay.of[r] + sum;
     }
-    if (fresh || !__any_sync(FULL_MASK, decay[0] != 1.0f || decay[1] != 1.0f)) return;
+    return decay;
+}
+
+template <int D>
+DEVICE void rescale(State<D>& state, const Decay& decay) {
 #pragma unroll
     for (int n = 0; n < D / 8; n++)
 #pragma unroll
-        for (int i = 0; i < 4; i++) state.out[n][i] *= decay[i / 2];
+        for (int i = 0; i < 4; i++) state.out[n][i] *= decay.of[i / 2];
 }

@@ -13,6 +13,15 @@ DEVICE u64 values_operand(u32 shared, u32 band) {
     return (u64)((shared & 0x3ffff) >> 4) | (u64)(band >> 4) << 16 | (u64)64 << 32 | (u64)1 << 62;
 }
 
+// After a wait, before accumulators are read: without it the compiler may read them too early,
+// since nothing tells it that the wait changes them.
+template <int N>
+DEVICE void settle(float (&s)[N][4]) {
+#pragma unroll
+    for (int n = 0; n < N; n++)
+        asm volatile("" : "+f"(s[n][0]), "+f"(s[n][1]), "+f"(s[n][2]), "+f"(s[n][3])::"memory");
+}
+
 template <int N>
 struct WgmmaScores;  // s[64][N] (+)= q[64][16] k[N][16]^T; `keep` 0 forgets what s held
 template <int N>

@@ -102,8 +102,8 @@ DEVICE Values expand(const Raw& r) {
 }
 
 struct Shared {
-    uint4 q[CHUNKS][2][WARP];  // upper halves and rest of q, as the lanes' A fragments
-    float sums[WARPS][TILE][HD];
+    uint4 q[2][CHUNKS][2][WARP];  // of two items: upper halves and rest, as the lanes' A fragments
+    float sums[WARPS][TILE][HD + 4];  // a row starts four banks after the one before
     float maxima[WARPS][TILE], totals[WARPS][TILE];
     float weights[TILE][SPLITS], inverse[TILE];
     int first_item[MAX_ROWS + 1];
@@ -209,8 +209,8 @@ DEVICE void fetch_vals(Vals& v, const Planes& planes, const Walk& w) {
     for (int b = 0; b < BANDS; b++) fetch_band(v.piece[b], b, planes, w);
 }
 
-// Bring the tile's queries, scaled, into shared memory as A fragments.
-DEVICE void load_queries(Shared& shared, const float* q, int heads, float factor) {
+// Bring an item's queries, scaled, into shared memory as A fragments.
+DEVICE void load_queries(uint4 (&to)[CHUNKS][2][WARP], const float* q, int heads, float factor) {
     for (int i = threadIdx.x; i < CHUNKS * WARP; i += THREADS) {
         int c = i / WARP, lane = i % WARP, g = lane / 4, t = lane % 4;
         u32 high[4] = {0, 0, 0, 0}, low[4] = {0, 0, 0, 0};
@@ -225,15 +225,16 @@ DEVICE void load_queries(Shared& shared, const float* q, int heads, float factor
                 low[k] = pack_f16(x - low_f32(high[k]), y - high_f32(high[k]));
             }
         }
-        shared.q[c][0][lane] = make_uint4(high[0], high[1], high[2], high[3]);
-        shared.q[c][1][lane] = make_uint4(low[0], low[1], low[2], low[3]);
+        to[c][0][lane] = make_uint4(high[0], high[1], high[2], high[3]);
+        to[c][1][lane] = make_uint4(low[0], low[1], low[2], low[3]);
     }
 }
 
 // Add q . k over 32 (16) features to the scores of 8 keys.
-DEVICE void multiply_chunk(float (&s)[4], const Shared& shared, int c, const Raw& piece) {
+DEVICE void multiply_chunk(float (&s)[4], const uint4 (&q)[CHUNKS][2][WARP], int c,
+                           const Raw& piece) {
     int lane = threadIdx.x % WARP;
-    uint4 h = shared.q[c][0][lane], l = shared.q[c][1][lane];
+    uint4 h = q[c][0][lane], l = q[c][1][lane];
     bool full = chunk_values(c) == 8;
     Values k = full ? expand<8>(piece) : expand<4>(piece);
     mma_f16(s, h.x, l.x, h.y, l.y, k.high[0], k.high[1]);
@@ -268,12 +269,17 @@ DEVICE void multiply_band(float (&sums)[8][4], const u32 (&p)[4], int b, const R
 }
 
 // A warp's share of a part, its first keys and values on their way; leaves its maxima, totals and
-// sums in shared memory.
-DEVICE void attend(Shared& shared, Walk w, Keys& k, Vals& v, const Planes& planes, int kv_head,
-                   int n_kv_heads, float cap) {
+// sums in shared memory, and the first keys and values of the walk `after` on their way.
+DEVICE void attend(Shared& shared, const uint4 (&q)[CHUNKS][2][WARP], Walk w, const Walk& after,
+                   Keys& k, Vals& v, const Planes& planes, int kv_head, int n_kv_heads,
+                   float cap) {
     int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP, g = lane / 4, t = lane % 4;
     float sums[BANDS][8][4] = {};
     float top = -INFINITY, total = 0.0f;  // of head g; the total is this lane's share
+    if (EARLY && w.done()) {  // a warp without keys here
+        fetch_keys(k, planes, after);
+        fetch_vals(v, planes, after);
+    }
     while (!w.done()) {
         float s[2][4] = {};
         if (EARLY) {
@@ -281,7 +287,7 @@ DEVICE void attend(Shared& shared, Walk w, Keys& k, Vals& v, const Planes& plane
             for (int j = 0; j < 2; j++)
 #pragma unroll
                 for (int c = 0; c < CHUNKS; c++)
-                    multiply_chunk(s[j], shared, c, k.piece[j][c]);
+                    multiply_chunk(s[j], q, c, k.piece[j][c]);
         } else {
 #pragma unroll 1
             for (int c = 0; c < CHUNKS; c++)
@@ -295,13 +301,14 @@ DEVICE void attend(Shared& shared, Walk w, Keys& k, Vals& v, const Planes& plane
                     else
                         fetch<4>(piece, planes.k, planes.k_scales, w.block, key, 32 * c + 4 * t,
                                  w.seen(8 * j + g));
-                    multiply_chunk(s[j], shared, c, piece);
+                    multiply_chunk(s[j], q, c, piece);
                 }
         }
         Walk next = w;
         next.page += PAGES;
         next.find(kv_head, n_kv_heads);
-        if (EARLY) fetch_keys(k, planes, next);
+        Walk then = next.done() ? after : next;
+        if (EARLY) fetch_keys(k, planes, then);
         float x[4], best = -INFINITY;
 #pragma unroll
         for (int j = 0; j < 4; j++) {  // keys 2t, 2t + 1, 2t + 8, 2t + 9
@@ -338,7 +345,7 @@ DEVICE void attend(Shared& shared, Walk w, Keys& k, Vals& v, const Planes& plane
             else
                 multiply_band(sums[b], p, b, late);
         }
-        if (EARLY) fetch_vals(v, planes, next);
+        if (EARLY) fetch_vals(v, planes, then);
         w = next;
     }
     total += __shfl_xor_sync(FULL_MASK, total, 1);
@@ -349,16 +356,64 @@ DEVICE void attend(Shared& shared, Walk w, Keys& k, Vals& v, const Planes& plane
     }
 #pragma unroll
     for (int b = 0; b < BANDS; b++) {
-        int n = band_values(b);
+        constexpr int PIECE = HD % 64 == 16 ? 2 : 4;  // neighbouring features that a lane holds
 #pragma unroll
-        for (int i = 0; i < 8; i++) {
-            if (i >= n) continue;
+        for (int c = 0; c < 2; c++)
 #pragma unroll
-            for (int c = 0; c < 2; c++)
-                shared.sums[warp][g][64 * b + n * (2 * t + c) + i] =
-                    sums[b][i][c] + sums[b][i][c + 2];
-        }
+            for (int i = 0; i < 8; i += PIECE) {
+                if (i >= band_values(b)) continue;
+                float x[PIECE];
+#pragma unroll
+                for (int j = 0; j < PIECE; j++) x[j] = sums[b][i + j][c] + sums[b][i + j][c + 2];
+                float* to = &shared.sums[warp][g][64 * b + band_values(b) * (2 * t + c) + i];
+                if constexpr (PIECE == 4)
+                    *(float4*)to = make_float4(x[0], x[1], x[2], x[3]);
+                else
+                    *(float2*)to = make_float2(x[0], x[1]);
+            }
     }
+}
+
+// A work item, and the warp's walk over its keys.
+struct Item {
+    int row, part, tile, kv_head, heads;
+    Span span;
+    Walk walk;
+    i64 at;  // of its first head in q and y
+};
+
+// What finding items takes.
+struct Plan {
+    const i32 *positions, *seqs, *page_table;
+    int rows, n_kv_heads, max_pages, window;
+};
+
+// Item number `number`; past the last, an item whose walk is done.
+DEVICE Item find_item(int number, const Shared& shared, const Plan& plan) {
+    Item item;
+    item.walk.page = item.walk.end_page = 0;
+    if (number >= shared.first_item[plan.rows]) return item;
+    int low = 0, high = plan.rows;  // the last row whose first item is not past it
+    while (high - low > 1) {
+        int middle = (low + high) / 2;
+        if (shared.first_item[middle] <= number)
+            low = middle;
+        else
+            high = middle;
+    }
+    item.row = low;
+    item.span = span_of(plan.positions[low], plan.window);
+    int inner = number - shared.first_item[low];
+    item.part = inner % item.span.parts;
+    item.tile = inner / item.span.parts;
+    item.kv_head = item.tile / HEAD_TILES;
+    int first_head = item.tile % HEAD_TILES * TILE;
+    item.heads = min(GROUP - first_head, TILE);
+    item.at = (((i64)low * plan.n_kv_heads + item.kv_head) * GROUP + first_head) * HD;
+    item.walk =
+        walk_part(item.span, item.part, plan.page_table + (i64)plan.seqs[low] * plan.max_pages);
+    item.walk.find(item.kv_head, plan.n_kv_heads);
+    return item;
 }
 
 DEVICE float4 scaled(float4 a, float f) {
@@ -394,21 +449,16 @@ DEVICE void merge(const Shared& shared, int heads, bool only, float* y, float* r
     }
 }
 
-// Count this block in; true in every thread of the one that arrives last. What every block wrote
-// before is then visible.
-DEVICE bool arrive(Shared& shared, u32* counter, int parts) {
-    __syncthreads();
-    if (threadIdx.x == 0) {
-        u32 arrived;
-        asm volatile("atom.add.acq_rel.gpu.u32 %0, [%1], 1;"
-                     : "=r"(arrived)
-                     : "l"(counter)
-                     : "memory");
-        shared.last = arrived == parts - 1;
-        if (shared.last) *counter = 0;
-    }
-    __syncthreads();
-    return shared.last;
+// Count a part in, by one thread, after a barrier behind the writes of its record. True for the last
+// to arrive: then what every block wrote of the others is visible.
+DEVICE bool arrive(u32* counter, int parts) {
+    u32 arrived;
+    asm volatile("atom.add.acq_rel.gpu.u32 %0, [%1], 1;"
+                 : "=r"(arrived)
+                 : "l"(counter)
+                 : "memory");
+    if (arrived == parts - 1) *counter = 0;
+    return arrived == parts - 1;
 }
 
 // Combine the records of all parts of a row and tile.
@@ -474,44 +524,59 @@ attention_decode(const float* q, const u8* k_plane, const u8* v_plane, const f16
     }
     __syncthreads();
 
-    bool waited = false;
-    for (int item = blockIdx.x; item < shared.first_item[rows]; item += gridDim.x) {
-        int row = 0;
-        while (shared.first_item[row + 1] <= item) row++;
-        Span span = span_of(positions[row], window);
-        int inner = item - shared.first_item[row];
-        int part = inner % span.parts, tile = inner / span.parts;
-        int kv_head = tile / HEAD_TILES, first_head = tile % HEAD_TILES * TILE;
-        int heads = min(GROUP - first_head, TILE);
-        Walk walk = walk_part(span, part, page_table + (i64)seqs[row] * max_pages);
-        walk.find(kv_head, n_kv_heads);
-        Keys keys;
-        Vals vals;
-        if (EARLY) {
-            fetch_keys(keys, planes, walk);
-            fetch_vals(vals, planes, walk);
-        }
-        if (!waited) {
-            pdl_wait();
-            waited = true;
-            if (EARLY && walk.page == span.end_page - 1) {  // holds the newest key
-                fetch_keys(keys, planes, walk);
-                fetch_vals(vals, planes, walk);
-            }
-        }
-        i64 at = ((i64)row * n_kv_heads * GROUP + kv_head * GROUP + first_head) * HD;
-        load_queries(shared, q + at, heads, SOFTCAP ? scale : scale * LOG2E);
-        __syncthreads();
-        attend(shared, walk, keys, vals, planes, kv_head, n_kv_heads, cap);
-        __syncthreads();
-        i64 slot = (i64)row * tiles + tile;
-        float* records = parts + slot * SPLITS * RECORD;
-        merge(shared, heads, span.parts == 1, y + at, records + part * RECORD);
-        if (span.parts > 1 && arrive(shared, counters + slot, span.parts))
-            combine(shared, heads, span.parts, records, y + at);
-        __syncthreads();
+    Plan plan = {positions, seqs, page_table, rows, n_kv_heads, max_pages, window};
+    int items = shared.first_item[rows], buffer = 0;
+    float factor = SOFTCAP ? scale : scale * LOG2E;
+    Item item = find_item(blockIdx.x, shared, plan);
+    Keys keys;
+    Vals vals;
+    if (EARLY) {
+        fetch_keys(keys, planes, item.walk);
+        fetch_vals(vals, planes, item.walk);
     }
-    if (!waited) pdl_wait();
+    pdl_wait();
+    if (blockIdx.x < items) {
+        if (EARLY && item.walk.page == item.span.end_page - 1) {  // holds the newest key
+            fetch_keys(keys, planes, item.walk);
+            fetch_vals(vals, planes, item.walk);
+        }
+        load_queries(shared.q[0], q + item.at, item.heads, factor);
+    }
+    // An item's part is counted in during the next item, so that no one waits for the answer.
+    struct {
+        int slot, heads, parts;
+        i64 at;
+    } before = {};
+    for (int number = blockIdx.x; number < items + gridDim.x; number += gridDim.x, buffer ^= 1) {
+        bool last = number >= items;  // nothing is left but the item before
+        Item next = {};
+        auto prepare = [&] {
+            next = find_item(number + gridDim.x, shared, plan);
+            if (number + gridDim.x < items)
+                load_queries(shared.q[buffer ^ 1], q + next.at, next.heads, factor);
+        };
+        auto records = [&](int slot) { return parts + (i64)slot * SPLITS * RECORD; };
+        __syncthreads();
+        bool arrived =
+            thread == 0 && before.parts > 1 && arrive(counters + before.slot, before.parts);
+        if (!last) {
+            if (EARLY) prepare();
+            attend(shared, shared.q[buffer], item.walk, next.walk, keys, vals, planes,
+                   item.kv_head, n_kv_heads, cap);
+        }
+        if (thread == 0) shared.last = arrived;
+        __syncthreads();
+        int slot = item.row * tiles + item.tile;
+        if (!last)
+            merge(shared, item.heads, item.span.parts == 1, y + item.at,
+                  records(slot) + item.part * RECORD);
+        if (shared.last)
+            combine(shared, before.heads, before.parts, records(before.slot), y + before.at);
+        if (!EARLY && !last) prepare();
+        before.slot = slot, before.heads = item.heads, before.parts = item.span.parts;
+        before.at = item.at;
+        item = next;
+    }
     // a padded row reads nothing, but its output is defined
     for (int r = blockIdx.x; r < rows; r += gridDim.x)
         if (positions[r] < 0)

@@ -63,8 +63,8 @@ def launches(node: Node, ctx: Context, first: int, end: int) -> list[Launch]:
 
 def shared_bytes(head_dim: int, splits: int) -> int:
     """Size of the kernel's `Shared`."""
-    queries = blocks(head_dim, 32) * 2 * 32 * 16
-    warps = WARPS * TILE * (head_dim + 2) * 4
+    queries = 2 * blocks(head_dim, 32) * 2 * 32 * 16
+    warps = WARPS * TILE * (head_dim + 6) * 4
     weights = TILE * (splits + 1) * 4
     return blocks(queries + warps + weights + (MAX_ROWS + 2) * 4, 16) * 16
 

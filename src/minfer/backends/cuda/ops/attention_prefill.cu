@@ -4,71 +4,44 @@
 //   y[h] = sum_j p_j v_j,  p = softmax(scale * q[h] . k_j),  j <= position, j > position - window
 //
 // Shapes:  q, y f32 [rows][n_heads][HD]; positions, seqs i32 [rows]; page_table i32 [slots]
-//          [max_pages], key j of slot s in cell page_table[s][j / 64] * 64 + j % 64; planes as kv.py.
+//          [max_pages], key j of slot s in cell page_table[s][j / 64] * 64 + j % 64; f16 planes as kv.py.
 // Who:     grid (tiles, kv heads). A tile is 64 consecutive (row, query head of the kv head) pairs,
 //          so the heads of a GQA group share every key that is loaded; 4 warps of 16 pairs. Keys
-//          pass in tiles of KEYS, two in flight (f16), or converted to halves on the way (q8_0,
-//          f32). Rows of several sequences may share a tile: the tile walks the keys of each run of
+//          pass in tiles of KEYS, two in flight. Rows of several sequences may share a tile: the tile walks the keys of each run of
 //          rows in turn, the other rows masked, which changes nothing in them, so a row's result
 //          does not depend on where it stands. Late tiles start first: they have the most keys.
 // Floor:   4 * HD flops a query and key on the tensor cores; memory is far below.
-// Limits:  HD 64, 80, 96, 128, 256; any GROUP.
+// Limits:  f16 cache (`attention_expand.cu` makes one of other types); HD 64, 80, 96, 128, 256; any
+//          GROUP.
 // Numerics: q, k, v and p in halves (q rounded before scaling, |q| <= 65504), sums and softmax in
 //          f32. Masked keys count exactly 0; keys past a run's last are never read, but filled with
 //          zeros; the first tile needs no rescaling, and rescaling by 1 is skipped; a row without
 //          keys gives 0.
-// Macros:  HD, GROUP (query heads a kv head), KV, SOFTCAP (0/1).
+// Macros:  HD, GROUP (query heads a kv head), SOFTCAP (0/1).
 #include "lib/attention_rows.cuh"
 
 constexpr int WARPS = 4, THREADS = WARPS * WARP, ROWS = WARPS * 16;
 constexpr int KEYS = HD <= 128 ? 64 : 32;  // a tile of keys lies within one page
 constexpr int STRIDE = HD + 8;             // halves a row in shared memory: no bank conflicts
 constexpr int TILE = KEYS * STRIDE;
-constexpr int STAGES = KV == KV_F16 ? 2 : 1;
+constexpr int STAGES = 2;
 constexpr bool Q_IN_REGISTERS = HD <= 128;
 constexpr int STEPS = HD / 16;  // of 16 head features
 
-struct Planes {
-    const u8 *k, *v;
-    const f16 *k_scales, *v_scales;
-};
-
-// Eight cached values at feature `d` of a key, as halves.
-DEVICE uint4 convert8(const u8* plane, const f16* scales, i64 block, int key, int d) {
-    i64 at = block * PAGE * HD + value_at<HD, KV>(key, d);
-    if constexpr (KV == KV_Q8_0) {
-        uint2 w = *(const uint2*)(plane + at);
-        f16 scale = scales[block * PAGE * HD / scale_group(HD) + scale_at<HD>(key, d)];
-        f16x2 both = join_f16(scale, scale);
-        return make_uint4(bytes_to_f16(w.x, 0, both), bytes_to_f16(w.x, 1, both),
-                          bytes_to_f16(w.y, 0, both), bytes_to_f16(w.y, 1, both));
-    } else {
-        const float4* p = (const float4*)((const float*)plane + at);
-        float4 a = p[0], b = p[1];
-        return make_uint4(pack_f16(a.x, a.y), pack_f16(a.z, a.w), pack_f16(b.x, b.y),
-                          pack_f16(b.z, b.w));
-    }
-}
-
 // Bring KEYS keys and values of a block, from key `first` of the page on, into shared memory; keys
 // outside of [low, high] of the sequence become zeros.
-DEVICE void load_tile(f16* k, f16* v, const Planes& planes, i64 block, int first_key, int low,
-                      int high) {
+DEVICE void load_tile(f16* k, f16* v, const u8* k_plane, const u8* v_plane, i64 block,
+                      int first_key, int low, int high) {
 #pragma unroll 4
     for (int i = threadIdx.x; i < KEYS * HD / 8; i += THREADS) {
         int key = i / (HD / 8), d = i % (HD / 8) * 8, in_page = first_key % PAGE + key;
         bool seen = first_key + key >= low && first_key + key <= high;
         f16 *to_k = k + key * STRIDE + d, *to_v = v + key * STRIDE + d;
-        if constexpr (KV == KV_F16) {
-            i64 at = (block * PAGE * HD + value_at<HD, KV>(in_page, d)) * 2;
-            copy16_async(to_k, planes.k + at, seen ? 16 : 0);
-            copy16_async(to_v, planes.v + at, seen ? 16 : 0);
-        } else {
-            uint4 zero = make_uint4(0, 0, 0, 0);
-            *(uint4*)to_k = seen ? convert8(planes.k, planes.k_scales, block, in_page, d) : zero;
-            *(uint4*)to_v = seen ? convert8(planes.v, planes.v_scales, block, in_page, d) : zero;
-        }
+        i64 at = (block * PAGE * HD + value_at<HD, KV_F16>(in_page, d)) * 2;
+        copy16_async(to_k, k_plane + at, seen ? 16 : 0);
+        copy16_async(to_v, v_plane + at, seen ? 16 : 0);
     }
+    copy_commit();
 }
 
 // Scores of a warp's 16 queries and KEYS keys.
@@ -119,26 +92,26 @@ DEVICE void multiply_values(State<HD>& state, const float (&s)[KEYS / 8][4], con
 }
 
 KERNEL __launch_bounds__(THREADS, HD <= 128 ? 2 : 1)
-attention_prefill(const float* q, const u8* k_plane, const u8* v_plane, const f16* k_scales,
-                  const f16* v_scales, const i32* positions, const i32* seqs,
-                  const i32* page_table, float* y, int rows, int n_kv_heads, int max_pages,
-                  int window, float scale, float cap) {
+attention_prefill(const float* q, const u8* k_plane, const u8* v_plane, const i32* positions,
+                  const i32* seqs, const i32* page_table, float* y, int rows, int n_kv_heads,
+                  int max_pages, int window, float scale, float cap) {
     extern __shared__ __align__(16) f16 memory[];
     pdl_launch();
     pdl_wait();
-    Planes planes = {k_plane, v_plane, k_scales, v_scales};
     int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP, g = lane / 4, t = lane % 4;
     int kv_head = blockIdx.y, first_pair = (gridDim.x - 1 - blockIdx.x) * ROWS;
     f16* q_shared = memory + 2 * STAGES * TILE + warp * 16 * STRIDE;
 
     // this lane's two pairs, and its queries
-    Rows rows_here;
+    int row[2];
     i64 at[2];
+    bool real[2];
 #pragma unroll
     for (int r = 0; r < 2; r++) {
         int pair = first_pair + warp * 16 + g + 8 * r;
-        rows_here.set(r, pair / GROUP, rows, positions);
-        at[r] = (((i64)(pair / GROUP) * n_kv_heads + kv_head) * GROUP + pair % GROUP) * HD + 2 * t;
+        row[r] = pair / GROUP;
+        real[r] = row[r] < rows && positions[row[r]] >= 0;
+        at[r] = (((i64)row[r] * n_kv_heads + kv_head) * GROUP + pair % GROUP) * HD + 2 * t;
     }
     u32 queries[STEPS][4];
 #pragma unroll
@@ -147,7 +120,7 @@ attention_prefill(const float* q, const u8* k_plane, const u8* v_plane, const f1
         for (int i = 0; i < 4; i++) {
             float2 x = make_float2(0.0f, 0.0f);
             int d = 16 * step + 8 * (i / 2);
-            if (rows_here.position[i % 2] >= 0) x = *(const float2*)(q + at[i % 2] + d);
+            if (real[i % 2]) x = *(const float2*)(q + at[i % 2] + d);
             u32 both = pack_f16(x.x, x.y);
             if constexpr (Q_IN_REGISTERS)
                 queries[step][i] = both;
@@ -169,18 +142,16 @@ attention_prefill(const float* q, const u8* k_plane, const u8* v_plane, const f1
         const i32* pages = page_table + (i64)seqs[run.first] * max_pages;
         int low = window > 0 ? max(0, run.lowest - window + 1) : 0;
         int tile = low / KEYS, last_tile = run.highest / KEYS;
+        int last[2] = {run.last_key(row[0], positions), run.last_key(row[1], positions)};
         auto issue = [&](int i, int stage) {
             int key = i * KEYS;
             i64 block = kv_block(pages[key / PAGE], kv_head, n_kv_heads);
             f16* k = memory + 2 * stage * TILE;
-            load_tile(k, k + TILE, planes, block, key, low, run.highest);
-            if (STAGES > 1) copy_commit();
+            load_tile(k, k + TILE, k_plane, v_plane, block, key, low, run.highest);
         };
-        if (STAGES > 1) issue(tile, 0);
-        for (int stage = 0; tile <= last_tile; tile++, stage ^= STAGES - 1) {
-            if (STAGES == 1) {
-                issue(tile, 0);
-            } else if (tile < last_tile) {
+        issue(tile, 0);
+        for (int stage = 0; tile <= last_tile; tile++, stage ^= 1) {
+            if (tile < last_tile) {
                 issue(tile + 1, stage ^ 1);
                 copy_wait<1>();
             } else {
@@ -192,8 +163,9 @@ attention_prefill(const float* q, const u8* k_plane, const u8* v_plane, const f1
             multiply_keys(s, queries, q_shared, k);
             int key = tile * KEYS;
             if (SOFTCAP) cap_scores(s, scale, cap);
-            if (run.masks(key, KEYS, window, alone)) mask_scores(s, key, run, rows_here, window);
-            softmax(s, state, factor, fresh);
+            if (run.masks(key, KEYS, window, alone)) mask_scores(s, key, last, window);
+            Decay decay = softmax(s, state, factor);
+            if (!fresh && decay.needed()) rescale(state, decay);
             fresh = false;
             multiply_values(state, s, k + TILE);
             __syncthreads();
@@ -204,7 +176,7 @@ attention_prefill(const float* q, const u8* k_plane, const u8* v_plane, const f1
     state.finish();
 #pragma unroll
     for (int r = 0; r < 2; r++) {
-        if (rows_here.row[r] >= rows) continue;
+        if (row[r] >= rows) continue;
 #pragma unroll
         for (int n = 0; n < HD / 8; n++)
             *(float2*)(y + at[r] + 8 * n) =

@@ -24,8 +24,8 @@ constexpr int TILE = BANDS * BAND;       // bytes of K, or V, of a stage
 constexpr int COPY = PAGE * 128;         // bytes of 64 features of a page
 constexpr int QUERIES = ROWS * HD * 2;   // bytes of a warpgroup's queries
 
-struct Barriers {
-    u64 k_full[STAGES], v_full[STAGES], k_empty[STAGES], v_empty[STAGES];
+struct Barriers {  // of K, then of V
+    u64 full[2][STAGES], empty[2][STAGES];
 };
 
 // Place in the ring.
@@ -59,9 +59,10 @@ DEVICE void fence_async() { asm volatile("fence.proxy.async.shared::cta;" ::: "m
 DEVICE void copy_pages(u8* to, u64* full, const u8* plane, const i32* table, const Pages& pages,
                        int step, int kv_head, int n_kv_heads) {
     barrier_expect(full, (pages.end - pages.first) * BANDS * COPY);
+#pragma unroll 1
     for (int page = pages.first; page < pages.end; page++) {
         i64 block = kv_block(table[page], kv_head, n_kv_heads);
-#pragma unroll
+#pragma unroll 1
         for (int b = 0; b < BANDS; b++)
             bulk_copy(to + b * BAND + (page - step * PAGES) * COPY,
                       plane + (block * BANDS + b) * COPY, COPY, full);
@@ -71,6 +72,7 @@ DEVICE void copy_pages(u8* to, u64* full, const u8* plane, const i32* table, con
 // Bring a warpgroup's queries to shared memory in the swizzle.
 DEVICE void load_queries(u8* to, const float* q, int first_pair, int rows, int kv_head,
                          int n_kv_heads, const i32* positions) {
+#pragma unroll 2
     for (int i = threadIdx.x % 128; i < ROWS * HD / 8; i += 128) {
         int r = i / (HD / 8), piece = i % (HD / 8), pair = first_pair + r, row = pair / GROUP;
         uint4 halves = make_uint4(0, 0, 0, 0);
@@ -87,7 +89,9 @@ DEVICE void load_queries(u8* to, const float* q, int first_pair, int rows, int k
 
 // Zero the values of keys outside of the pages and of [.., high]; by both computing warpgroups.
 DEVICE void zero_values(u8* v, int step, const Pages& pages, int high) {
-    int first = pages.first * PAGE - step * KEYS, end = min(pages.end * PAGE - 1, high) + 1 - step * KEYS;
+    int first = pages.first * PAGE - step * KEYS;
+    int end = min(pages.end * PAGE - 1, high) + 1 - step * KEYS;
+#pragma unroll 1
     for (int i = threadIdx.x - 128; i < KEYS * HD / 8; i += CONSUMERS) {
         int key = i / 8 % KEYS;
         if (key < first || key >= end) *(uint4*)(v + 16 * i) = make_uint4(0, 0, 0, 0);
@@ -108,72 +112,63 @@ attention_prefill_sm90(const float* q, const u8* k_plane, const u8* v_plane, con
     int kv_head = blockIdx.y, first_pair = (gridDim.x - 1 - blockIdx.x) * PAIRS;
     int last_row = min((first_pair + PAIRS - 1) / GROUP, rows - 1);
     if (threadIdx.x == 0) {
-        for (int s = 0; s < STAGES; s++) {
-            barrier_init(&barriers.k_full[s], 1);
-            barrier_init(&barriers.v_full[s], 1);
-            barrier_init(&barriers.k_empty[s], CONSUMERS / WARP);
-            barrier_init(&barriers.v_empty[s], CONSUMERS / WARP);
+        for (int s = 0; s < 2 * STAGES; s++) {
+            barrier_init(&barriers.full[0][s], 1);
+            barrier_init(&barriers.empty[0][s], CONSUMERS / WARP);
         }
         barrier_init_fence();
     }
     __syncthreads();
+    // positions, seqs and the page table are inputs of the step: no kernel writes them
+    Run run = find_run(first_pair / GROUP, last_row + 1, positions, seqs);
     pdl_wait();
-    Place place;
 
     if (warp < 4) {
-        set_registers_down<56>();
+        set_registers_down<40>();  // of 168 * 384 registers, 40 * 128 + 232 * 256 are taken
         if (warp > 0) return;
-        for (int next = first_pair / GROUP; next <= last_row;) {
-            Run run = find_run(next, last_row + 1, positions, seqs);
-            if (run.end == run.first) break;
+        Place place;
+        while (run.end > run.first) {  // padded rows are the last
             const i32* table = page_table + (i64)seqs[run.first] * max_pages;
             int low = window > 0 ? max(0, run.lowest - window + 1) : 0;
             for (int step = low / KEYS; step <= run.highest / KEYS; step++, place.next()) {
                 if (lane > 0) continue;
-                int s = place.stage;
                 Pages pages(step, low, run.highest);
-                barrier_wait(&barriers.k_empty[s], place.parity ^ 1);
-                copy_pages(keys + s * TILE, &barriers.k_full[s], k_plane, table, pages, step,
-                           kv_head, n_kv_heads);
-                barrier_wait(&barriers.v_empty[s], place.parity ^ 1);
-                copy_pages(values + s * TILE, &barriers.v_full[s], v_plane, table, pages, step,
-                           kv_head, n_kv_heads);
+#pragma unroll 1
+                for (int plane = 0; plane < 2; plane++) {
+                    barrier_wait(&barriers.empty[plane][place.stage], place.parity ^ 1);
+                    copy_pages(keys + (plane * STAGES + place.stage) * TILE,
+                               &barriers.full[plane][place.stage], plane ? v_plane : k_plane,
+                               table, pages, step, kv_head, n_kv_heads);
+                }
             }
-            next = run.end;
+            if (run.end > last_row) break;
+            run = find_run(run.end, last_row + 1, positions, seqs);
         }
     } else {
-        set_registers_up<224>();
+        set_registers_up<232>();
         int group = warp / 4 - 1, g = lane / 4, t = lane % 4;
         int my_pair = first_pair + group * ROWS;
         u8* my_queries = queries + group * QUERIES;
         load_queries(my_queries, q, my_pair, rows, kv_head, n_kv_heads, positions);
         fence_async();
         sync_some<128>(2 + group);
-        Rows rows_here;
-        i64 at[2];
-#pragma unroll
-        for (int r = 0; r < 2; r++) {
-            int pair = my_pair + warp % 4 * 16 + g + 8 * r;
-            rows_here.set(r, pair / GROUP, rows, positions);
-            at[r] = (((i64)(pair / GROUP) * n_kv_heads + kv_head) * GROUP + pair % GROUP) * HD +
-                    2 * t;
-        }
+        Place place;
         State<HD> state;
         state.clear();
         float factor = SOFTCAP ? 1.0f : scale * LOG2E;
         bool fresh = true, whole = first_pair + PAIRS <= rows * GROUP;
         u64 q_operand = operand(shared_address(my_queries));
-        for (int next = first_pair / GROUP; next <= last_row;) {
-            Run run = find_run(next, last_row + 1, positions, seqs);
-            if (run.end == run.first) break;
+        while (run.end > run.first) {
             bool alone = whole && run.first == first_pair / GROUP && run.end > last_row;
             int low = window > 0 ? max(0, run.lowest - window + 1) : 0;
+            int seen[2];
+#pragma unroll
+            for (int r = 0; r < 2; r++)
+                seen[r] = run.last_key((my_pair + warp % 4 * 16 + g + 8 * r) / GROUP, positions);
             for (int step = low / KEYS; step <= run.highest / KEYS; step++, place.next()) {
-                int s = place.stage;
-                u8* v = values + s * TILE;
                 float scores[KEYS / 8][4];
-                u64 k_operand = operand(shared_address(keys + s * TILE));
-                barrier_wait(&barriers.k_full[s], place.parity);
+                u64 k_operand = operand(shared_address(keys + place.stage * TILE));
+                barrier_wait(&barriers.full[0][place.stage], place.parity);
                 wgmma_fence();
 #pragma unroll
                 for (int d = 0; d < HD / 16; d++)  // operands advance in units of 16 bytes
@@ -182,12 +177,13 @@ attention_prefill_sm90(const float* q, const u8* k_plane, const u8* v_plane, con
                         k_operand + (d / 4 * BAND + d % 4 * 32) / 16, d > 0);
                 wgmma_commit();
                 wgmma_wait<0>();
-                if (lane == 0) barrier_arrive(&barriers.k_empty[s]);
-                if (SOFTCAP) cap_scores(scores, scale, cap);
+                settle(scores);
+                if (lane == 0) barrier_arrive(&barriers.empty[0][place.stage]);
                 int key = step * KEYS;
-                if (run.masks(key, KEYS, window, alone))
-                    mask_scores(scores, key, run, rows_here, window);
-                softmax(scores, state, factor, fresh);
+                if (SOFTCAP) cap_scores(scores, scale, cap);
+                if (run.masks(key, KEYS, window, alone)) mask_scores(scores, key, seen, window);
+                Decay decay = softmax(scores, state, factor);
+                if (!fresh && decay.needed()) rescale(state, decay);
                 fresh = false;
                 u32 p[KEYS / 16][4];
 #pragma unroll
@@ -196,7 +192,8 @@ attention_prefill_sm90(const float* q, const u8* k_plane, const u8* v_plane, con
                     for (int j = 0; j < 4; j++)
                         p[i][j] = pack_f16(scores[2 * i + j / 2][j % 2 * 2],
                                            scores[2 * i + j / 2][j % 2 * 2 + 1]);
-                barrier_wait(&barriers.v_full[s], place.parity);
+                u8* v = values + place.stage * TILE;
+                barrier_wait(&barriers.full[1][place.stage], place.parity);
                 Pages pages(step, low, run.highest);
                 if (key + KEYS - 1 > run.highest || pages.first * PAGE > key)
                     zero_values(v, step, pages, run.highest);
@@ -207,17 +204,21 @@ attention_prefill_sm90(const float* q, const u8* k_plane, const u8* v_plane, con
                     WgmmaValues<HD>::run(state.out, p[i], v_operand + i * (16 * 128) / 16);
                 wgmma_commit();
                 wgmma_wait<0>();
-                if (lane == 0) barrier_arrive(&barriers.v_empty[s]);
+                settle(state.out);
+                if (lane == 0) barrier_arrive(&barriers.empty[1][place.stage]);
             }
-            next = run.end;
+            if (run.end > last_row) break;
+            run = find_run(run.end, last_row + 1, positions, seqs);
         }
         state.finish();
 #pragma unroll
         for (int r = 0; r < 2; r++) {
-            if (rows_here.row[r] >= rows) continue;
+            int pair = my_pair + warp % 4 * 16 + g + 8 * r, row = pair / GROUP;
+            if (row >= rows) continue;
+            i64 head = ((i64)row * n_kv_heads + kv_head) * GROUP + pair % GROUP;
 #pragma unroll
             for (int n = 0; n < HD / 8; n++)
-                *(float2*)(y + at[r] + 8 * n) =
+                *(float2*)(y + head * HD + 8 * n + 2 * t) =
                     make_float2(state.out[n][2 * r], state.out[n][2 * r + 1]);
         }
     }
