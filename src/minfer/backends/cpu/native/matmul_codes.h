@@ -1,7 +1,7 @@
 // Reading a packed panel (matmul_layout.h) into registers: codes, scales and minimums of columns.
 //
-// A panel's 16 columns are kParts registers; `part` says which. Loads repeat where two codes share
-// a plane: compilers keep the register, since every caller unrolls.
+// A panel's 16 columns are kParts registers; a reader looks at one of these parts. Loads repeat
+// where two codes share a plane.
 #pragma once
 
 #include "matmul_layout.h"
@@ -19,55 +19,50 @@ struct PanelReader {
         kTraits.scales == Scales::nested || kTraits.scales == Scales::nibble;
 
     const uint8_t* block;
-    vf factor[kParts];  // of nested types: what multiplies the integers
-    vf least[kParts];
+    int part;
+    vf factor;  // of nested types: what multiplies the integers
+    vf least;
 
-    MINFER_FN explicit PanelReader(const uint8_t* at) : block(at) {
-        if constexpr (kNested) {
-            for (int part = 0; part < kParts; ++part) {
-                factor[part] = half(part * kWidth);
-                if constexpr (kTraits.minimum) {
-                    least[part] = set1(0.0f) - half(kPanel + part * kWidth);
-                }
-            }
-        }
+    MINFER_FN PanelReader(const uint8_t* block_, int part_) : block(block_), part(part_) {
+        if constexpr (kNested) factor = half(0);
+        if constexpr (kNested && kTraits.minimum) least = set1(0.0f) - half(kPanel);
     }
 
     MINFER_FN vf half(int i) const {
-        return load_f16(reinterpret_cast<const uint16_t*>(block) + i);
+        return load_f16(reinterpret_cast<const uint16_t*>(block) + i + part * kWidth);
     }
 
     // Scale of a group of the block.
-    MINFER_FN vf scale(int group, int part) const {
+    MINFER_FN vf scale(int group) const {
         const uint8_t* integers = block + kLayout.factors + group * kPanel + part * kWidth;
         if constexpr (kTraits.scales == Scales::half) {
-            return half(part * kWidth);
+            return half(0);
         } else if constexpr (kTraits.scales == Scales::power) {
             // 2^(e - 128), the doubled numbers' scale; 0 instead of the two subnormal powers.
             return as_vf(shift_left<23>(load_u8(block + part * kWidth))) * set1(0.5f);
         } else if constexpr (kTraits.scales == Scales::nibble) {
-            return factor[part] * to_float(load_u8(integers) & 15);
+            return factor * to_float(load_u8(integers) & 15);
         } else {
-            return factor[part] * load_i8(integers);
+            return factor * load_i8(integers);
         }
     }
 
     // What a group adds for each unit of its inputs' sum.
-    MINFER_FN vf minimum(int group, int part) const {
+    MINFER_FN vf minimum(int group) const {
         static_assert(kTraits.minimum);
         const uint8_t* integers = block + kLayout.factors + group * kPanel + part * kWidth;
         if constexpr (kTraits.scales == Scales::half) {
-            return half(kPanel + part * kWidth);
+            return half(kPanel);
         } else if constexpr (kTraits.scales == Scales::nibble) {
-            return least[part] * to_float(shift_right<4>(load_u8(integers)));
+            return least * to_float(shift_right<4>(load_u8(integers)));
         } else {
-            return least[part] * load_i8(integers + kLayout.groups * kPanel);
+            return least * load_i8(integers + kLayout.groups * kPanel);
         }
     }
 
     // Codes of inputs 4T..4T+3 of one chunk of 32.
     template <int T>
-    MINFER_FN vb code(int chunk, int part) const {
+    MINFER_FN vb code(int chunk) const {
         constexpr int bits = kTraits.bits;
         const uint8_t* p = block + kLayout.codes() + chunk * kLayout.chunk + part * 4 * kWidth;
         if constexpr (bits == 8) {

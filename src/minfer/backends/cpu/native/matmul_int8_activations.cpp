@@ -12,7 +12,7 @@ namespace minfer::avx512 {
 namespace {
 
 // A second term pays where a block's squared scale exceeds the row's mean square by this factor.
-constexpr float kStandsOut = 1.0f;
+constexpr float kStandsOut = 2.0f;
 
 // One number of each row.
 using Four = __m128;

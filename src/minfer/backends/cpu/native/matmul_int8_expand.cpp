@@ -42,7 +42,7 @@ MINFER_FN void rotate(vb (&codes)[8]) {
 template <Format F, int T = 0>
 MINFER_FN void read_codes(const PanelReader<F>& panel, int chunk, vb (&codes)[8]) {
     if constexpr (T < 8) {
-        codes[T] = panel.template code<T>(chunk, 0);
+        codes[T] = panel.template code<T>(chunk);
         read_codes<F, T + 1>(panel, chunk, codes);
     }
 }
@@ -54,7 +54,7 @@ void expand(int64_t n_in, const uint8_t* panel, uint8_t* codes_out, float* scale
     // Rotated codes are taken about their middle, so that they and their transform fit a byte.
     constexpr int centre = !t.minimum ? t.offset : 1 << (t.bits - 1);
     for (int64_t i = 0; i < n_in / t.block; ++i, panel += BlockLayout(t).bytes) {
-        const PanelReader<F> reader(panel);
+        const PanelReader<F> reader(panel, 0);
         for (int chunk = 0; chunk < t.block / 32; ++chunk) {
             vb codes[8];
             read_codes(reader, chunk, codes);
@@ -68,11 +68,11 @@ void expand(int64_t n_in, const uint8_t* panel, uint8_t* codes_out, float* scale
             }
         }
         for (int g = 0; g < t.block / t.group; ++g) {
-            const vf scale = reader.scale(g, 0);
+            const vf scale = reader.scale(g);
             store(scales, scale * set1(1.0f / n));
             scales += kPair * kPanel;
             if constexpr (t.minimum) {
-                store(minimums, fma(scale, set1(centre - t.offset), reader.minimum(g, 0)));
+                store(minimums, fma(scale, set1(centre - t.offset), reader.minimum(g)));
                 minimums += kPair * kPanel;
             }
         }

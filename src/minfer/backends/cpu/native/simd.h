@@ -51,6 +51,9 @@ MINFER_FN void unroll(F&& f) {
     }(std::make_integer_sequence<int, N>{});
 }
 
+// The compiler reads memory anew after this, instead of keeping registers busy with what it read.
+MINFER_FN void forget_loads() { asm volatile("" ::: "memory"); }
+
 // e^x to about one unit in the last place; 0 below -87.3, infinity above 88.7.
 MINFER_FN vf exp_(vf x) {
     // x = n ln 2 + r with |r| <= ln(2) / 2; ln 2 in two parts, the first exact times any n here.

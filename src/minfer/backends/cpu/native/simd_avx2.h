@@ -133,6 +133,8 @@ struct ExactDot {
         __builtin_memcpy(&odd, block + 8 * T + 4, 4);
         sum += vi(_mm256_madd_epi16(codes.even, _mm256_set1_epi32(even)));
         sum += vi(_mm256_madd_epi16(codes.odd, _mm256_set1_epi32(odd)));
+        // GCC would reassociate the sum of all products, and spill them until it is due.
+        asm("" : "+x"(sum));
     }
     MINFER_FN vi total() const { return sum; }
 };
