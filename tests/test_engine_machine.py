@@ -9,13 +9,14 @@ from collections import Counter
 from itertools import chain
 
 import pytest
+from backends_fake import next_token
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 from tiny_models import N_VOCAB, expected_tokens, historian_engine
 
+from minfer.engine import Lane, Sequence, State
 from minfer.engine import SamplingParams as Params
-from minfer.engine import Sequence, State
 from minfer.errors import BusyError
 
 BASES = [[7 * i + b for i in range(200)] for b in range(3)]
@@ -29,7 +30,7 @@ class Requests(RuleBasedStateMachine):
         self.engine, self.backend = historian_engine()
         self.runs: list[Sequence] = []
         self.events: dict[Sequence, list[object]] = {}
-        self.scans: list[tuple[object, int]] = []
+        self.lanes: list[Lane] = []
 
     @rule(
         base=st.integers(0, 2),
@@ -37,11 +38,12 @@ class Requests(RuleBasedStateMachine):
         n=st.sampled_from([1, 2, 10, 30]),
         reuse=st.booleans(),
         extra=st.integers(0, 2),
+        client=st.sampled_from("ab"),
     )
-    def add(self, base: int, length: int, n: int, reuse: bool, extra: int) -> None:
+    def add(self, base: int, length: int, n: int, reuse: bool, extra: int, client: str) -> None:
         prompt = [t % N_VOCAB for t in BASES[base][:length]] + [1, 2, 3][:extra]
         params = Params(temperature=0.0, max_tokens=n)
-        self.runs.append(self.engine.add(prompt, params, reuse_decoded=reuse))
+        self.runs.append(self.engine.add(prompt, params, reuse_decoded=reuse, client=client))
 
     @precondition(lambda self: self.runs)
     @rule(data=st.data(), reuse=st.booleans())
@@ -79,16 +81,26 @@ class Requests(RuleBasedStateMachine):
             self.engine.restore(run.tokens[:n_tokens], contents)
 
     @rule(length=st.sampled_from([3, 64, 100]))
-    def look(self, length: int) -> None:
+    def open_lane(self, length: int) -> None:
         try:
-            self.engine.forward([5] * length)
+            lane = self.engine.lane(length)
         except BusyError:
-            assert self.engine.n_running
+            assert self.engine.n_running or self.lanes
+            return
+        logits = lane.compute([5] * length, wanted="all")
+        assert logits[-1].argmax() == next_token([5] * length, N_VOCAB)
+        self.lanes.append(lane)
+
+    @precondition(lambda self: self.lanes)
+    @rule()
+    def close_lane(self) -> None:
+        self.lanes.pop(0).close()
 
     @invariant()
     def every_reference_has_its_holder(self) -> None:
         space = self.engine._space
-        held = Counter(chain.from_iterable(run.pages for run in self.engine._running))
+        holders = [*self.engine._running, *(lane._run for lane in self.lanes)]
+        held = Counter(chain.from_iterable(run.pages for run in holders))
         held.update(node.page for node in space.cache._nodes())
         for page in range(space.pool.n_pages):
             assert space.pool.references(page) == held[page]
@@ -109,6 +121,9 @@ class Requests(RuleBasedStateMachine):
         assert 0 <= free + reclaimable <= total
 
     def teardown(self) -> None:
+        for lane in self.lanes:
+            lane.close()
+        self.lanes.clear()
         for _ in range(2000):
             if not self.engine.has_work:
                 break

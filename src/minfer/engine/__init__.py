@@ -1,7 +1,8 @@
 """Requests on token ids: batching, KV pages, prefix reuse, sampling. No text, no devices."""
 
 from minfer.engine.batcher import Chunk
-from minfer.engine.engine import Counters, Engine, EngineConfig, Watcher
+from minfer.engine.config import Counters, EngineConfig
+from minfer.engine.engine import Engine, Watcher
 from minfer.engine.lane import Lane
 from minfer.engine.pages import PagePool, Prefix, PrefixCache
 from minfer.engine.params import MAX_LOGPROBS, SamplingParams

@@ -11,7 +11,6 @@ import operator
 from bisect import insort
 from collections.abc import Callable, Iterator, Mapping
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass
 from time import perf_counter
 from typing import Protocol
 
@@ -19,8 +18,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from minfer.backends import Backend, Weight
-from minfer.dtypes import F16, DType
 from minfer.engine.batcher import Chunk, bucket, pick
+from minfer.engine.config import Counters, EngineConfig
 from minfer.engine.inputs import fill
 from minfer.engine.lane import Lane, Wanted
 from minfer.engine.pace import Pace
@@ -36,57 +35,8 @@ from minfer.models import DecoderConfig, StepShape
 from minfer.scheduler import CompiledPlan, Device, Plan, load_weights
 from minfer.settings import Settings
 
-
-@dataclass(frozen=True)
-class EngineConfig:
-    """Sizes fixed when an engine is made.
-
-    Attributes:
-        n_ctx: tokens a sequence may have.
-        n_cells: tokens the KV cache holds in all; rounded up to whole pages.
-        max_sequences: sequences that run at the same time.
-        prefill_rows: prompt tokens a step computes at most.
-        step_seconds: what a step beside running streams may take; its prompt rows adapt.
-        cache_type: element type of the KV cache.
-        prefix_cache: whether pages are kept for later requests with the same beginning.
-
-    Raises:
-        RequestError: for a size below 1.
-    """
-
-    n_ctx: int
-    n_cells: int
-    max_sequences: int = 16
-    prefill_rows: int = 512
-    step_seconds: float = 0.1
-    cache_type: DType = F16
-    prefix_cache: bool = True
-
-    def __post_init__(self) -> None:
-        for name in ("n_ctx", "n_cells", "max_sequences", "prefill_rows"):
-            if getattr(self, name) < 1:
-                raise RequestError(
-                    f"value {getattr(self, name)} is out of range; expected at least 1", where=name
-                )
-
-    @property
-    def n_pages(self) -> int:
-        """Pages of the KV cache."""
-        return -(-self.n_cells // PAGE)
-
-
-@dataclass
-class Counters:
-    """What an engine has done since it was made."""
-
-    steps: int = 0
-    prompt_tokens: int = 0
-    cached_tokens: int = 0
-    prefix_hits: int = 0
-    generated_tokens: int = 0
-    preemptions: int = 0
-    prefill_seconds: float = 0.0
-    decode_seconds: float = 0.0
+SCAN_BYTES = 64 << 20
+"""Results a part of a scan may hold: the logits of 512 rows would be 300 MB for some models."""
 
 
 class Watcher(Protocol):
@@ -247,7 +197,7 @@ class Engine:
 
     def _admit(self) -> None:
         """Let waiting sequences run, in turn, while there are slots and pages for them."""
-        while (sequence := self._waiting.next(self._running)) is not None:
+        while self._space.has_slot and (sequence := self._waiting.next(self._running)):
             if self._refused == (sequence, self._space.n_left):
                 return
             try:
@@ -372,7 +322,9 @@ class Engine:
         It holds a slot and pages until it is exhausted or closed.
         """
         known = self._checked(tokens)
-        step = 1 if single else self.config.prefill_rows
+        row_bytes = 4 * (self.model.width if hidden else self.model.n_vocab)
+        affordable = 1 << max(0, (SCAN_BYTES // row_bytes).bit_length() - 1)
+        step = 1 if single else min(self.config.prefill_rows, affordable)
         with self.lane(len(known)) as lane:
             for start in range(0, len(known), step):
                 part = known[start : start + step]

@@ -39,6 +39,11 @@ class KVSpace:
         self._keep_prefixes = keep_prefixes
         self._copy_page = copy_page
 
+    @property
+    def has_slot(self) -> bool:
+        """Whether one more sequence may be here."""
+        return bool(self._slots)
+
     def enter(self, run: Run) -> bool:
         """Give `run` a slot and pages for all of its tokens and one more, known ones filled.
 

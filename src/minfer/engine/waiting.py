@@ -64,6 +64,8 @@ class Waiting:
 
 def _is_computing(run: Sequence, other: Sequence) -> bool:
     """Whether `run`, still at its prompt, computes a whole page that `other` could share."""
+    if run.reuse_decoded and not other.reuse_decoded:
+        return False  # its pages are not exact enough
     common = run.n_cached // PAGE * PAGE
     limit = min(run.n_prompt, other.n_prompt - 1) - PAGE
     return common <= limit and run.tokens[: common + PAGE] == other.tokens[: common + PAGE]

@@ -1,0 +1,61 @@
+"""What an engine is made with, and what it counts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from minfer.dtypes import F16, DType
+from minfer.errors import RequestError
+from minfer.graph import PAGE
+
+
+@dataclass(frozen=True)
+class EngineConfig:
+    """Sizes fixed when an engine is made.
+
+    Attributes:
+        n_ctx: tokens a sequence may have.
+        n_cells: tokens the KV cache holds in all; rounded up to whole pages.
+        max_sequences: sequences that run at the same time.
+        prefill_rows: prompt tokens a step computes at most.
+        step_seconds: what a step beside running streams may take; its prompt rows adapt.
+        cache_type: element type of the KV cache.
+        prefix_cache: whether pages are kept for later requests with the same beginning.
+
+    Raises:
+        RequestError: for a size below 1.
+    """
+
+    n_ctx: int
+    n_cells: int
+    max_sequences: int = 16
+    prefill_rows: int = 512
+    step_seconds: float = 0.1
+    cache_type: DType = F16
+    prefix_cache: bool = True
+
+    def __post_init__(self) -> None:
+        for name in ("n_ctx", "n_cells", "max_sequences", "prefill_rows"):
+            if getattr(self, name) < 1:
+                raise RequestError(
+                    f"value {getattr(self, name)} is out of range; expected at least 1", where=name
+                )
+
+    @property
+    def n_pages(self) -> int:
+        """Pages of the KV cache."""
+        return -(-self.n_cells // PAGE)
+
+
+@dataclass
+class Counters:
+    """What an engine has done since it was made."""
+
+    steps: int = 0
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    prefix_hits: int = 0
+    generated_tokens: int = 0
+    preemptions: int = 0
+    prefill_seconds: float = 0.0
+    decode_seconds: float = 0.0
