@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from minfer.backends import Backend, Weight, create_backend
+from minfer.backends import Weight, create_backend
 from minfer.dtypes import BY_NAME
 from minfer.engine import Engine, EngineConfig
 from minfer.errors import BackendError, RequestError, UnsupportedError
@@ -34,23 +34,27 @@ def open_devices(config: DecoderConfig, settings: Settings) -> tuple[list[Device
 
     Raises:
         BackendError: if the device asked for cannot be had.
+        RequestError: for a number of GPU layers that is none.
     """
     if settings.device in ("cpu", "reference"):
         return [Device(create_backend(settings.device, settings))], []
-    notices: list[str] = []
+    n_layers = gpu_layers(settings.gpu_layers, len(config.layers))
+    if n_layers == 0:
+        return [Device(create_backend("cpu", settings))], []
     try:
-        gpu: Backend | None = create_backend("cuda", settings)
+        gpu = create_backend("cuda", settings)
     except BackendError as error:
         if settings.device == "cuda":
             raise
-        gpu = None
-        notices.append(str(error))
-    n_layers = gpu_layers(settings.gpu_layers, len(config.layers))
-    if gpu is None or n_layers == 0:
-        return [Device(create_backend("cpu", settings))], notices
+        return [Device(create_backend("cpu", settings))], [str(error)]
     if n_layers is None:
-        return [Device(gpu)], notices
-    return [Device(gpu, n_layers), Device(create_backend("cpu", settings))], notices
+        return [Device(gpu)], []
+    try:
+        cpu = create_backend("cpu", settings)
+    except BaseException:
+        gpu.close()
+        raise
+    return [Device(gpu, n_layers), Device(cpu)], []
 
 
 def gpu_layers(text: str, n_layers: int) -> int | None:

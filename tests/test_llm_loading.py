@@ -1,0 +1,159 @@
+"""Which backends, how much context, how much cache; and nothing stays open when making fails."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from backends_fake import PartialReference
+from tiny_models import tiny
+
+from minfer.backends import Backend, Budget
+from minfer.dtypes import F16, Q8_0
+from minfer.engine import EngineConfig
+from minfer.errors import BackendError, RequestError, UnsupportedError
+from minfer.llm import loading
+from minfer.models import kv_bytes_a_cell, model_config
+from minfer.scheduler import Device
+from minfer.settings import Settings
+
+CONFIG = model_config(tiny("llama"))
+
+
+class Sized(PartialReference):
+    """A backend with so much memory, which notes that it was closed."""
+
+    def __init__(self, name: str, nbytes: int = 1 << 40) -> None:
+        super().__init__(name)
+        self.nbytes = nbytes
+        self.closed = False
+
+    def budget(self) -> Budget:
+        return Budget(self.nbytes, "made up")
+
+    def close(self) -> None:
+        self.closed = True
+        super().close()
+
+
+def sizes(nbytes: int = 1 << 40, settings: Settings | None = None, **asked: int) -> EngineConfig:
+    asked_for = {"n_ctx": None, "n_cells": None, "max_sequences": 4} | asked
+    device = Device(Sized("b", nbytes))
+    return loading.engine_config(CONFIG, device, settings or Settings(), **asked_for)
+
+
+def test_context_and_cells_by_default() -> None:
+    n = min(loading.DEFAULT_CTX, CONFIG.n_ctx_train)
+    assert (sizes().n_ctx, sizes().n_cells) == (n, 2 * n)
+    assert sizes(n_ctx=0).n_ctx == CONFIG.n_ctx_train
+    assert sizes(n_ctx=100).n_ctx == 100
+    assert sizes(n_ctx=100).n_cells % 64 == 0
+    assert sizes(n_ctx=100, n_cells=1000).n_cells == 1024
+    assert sizes(settings=Settings(no_prefix_cache=True)).prefix_cache is False
+    assert sizes(settings=Settings(cache_type="q8_0")).cache_type is Q8_0
+
+
+def test_little_memory_gives_fewer_cells_but_the_context() -> None:
+    some = int(1.5 * 512 * kv_bytes_a_cell(CONFIG, F16) / loading.CACHE_SHARE)
+    assert sizes(some, n_ctx=512).n_cells == 768
+    assert sizes(1000, n_ctx=512).n_cells == 512
+
+
+@pytest.mark.parametrize(
+    "asked", [{"n_ctx": -1}, {"n_ctx": 200, "n_cells": 199}, {"max_sequences": 0}], ids=str
+)
+def test_sizes_out_of_range(asked: dict[str, int]) -> None:
+    with pytest.raises(RequestError) as caught:
+        sizes(**asked)
+    assert caught.value.where in asked
+
+
+def test_heads_that_fit_no_block() -> None:
+    odd = replace(CONFIG, head_dim=40)
+    with pytest.raises(UnsupportedError, match="40 features do not fit blocks of 32"):
+        loading.engine_config(
+            odd,
+            Device(Sized("b")),
+            Settings(cache_type="q8_0"),
+            n_ctx=None,
+            n_cells=None,
+            max_sequences=1,
+        )
+
+
+@pytest.mark.parametrize(
+    ("text", "n"), [("auto", None), ("all", None), ("0", 0), ("3", 3), ("4", 4), ("5", None)]
+)
+def test_layers_on_the_gpu(text: str, n: int | None) -> None:
+    assert loading.gpu_layers(text, 4) == n
+
+
+@pytest.mark.parametrize("text", ["-1", "many", "", "1.5"])
+def test_layers_that_are_no_number(text: str) -> None:
+    with pytest.raises(RequestError) as caught:
+        loading.gpu_layers(text, 4)
+    assert caught.value.where == "gpu_layers"
+
+
+@pytest.fixture
+def made(monkeypatch: pytest.MonkeyPatch) -> dict[str, Sized]:
+    """The backends that were made; `cuda` fails while it is in `missing`."""
+    found: dict[str, Sized] = {}
+
+    def create(name: str, settings: Settings) -> Backend:
+        if settings.gpu_mem == 1 and name == "cuda":
+            raise BackendError("no GPU", where="cuda")
+        if settings.gpu_mem == 2 and name == "cpu":
+            raise BackendError("no CPU", where="cpu")
+        found[name] = Sized(name)
+        return found[name]
+
+    monkeypatch.setattr(loading, "create_backend", create)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("settings", "names", "n_notices"),
+    [
+        (Settings(device="cpu"), ["cpu"], 0),
+        (Settings(device="reference"), ["reference"], 0),
+        (Settings(), ["cuda"], 0),
+        (Settings(device="cuda"), ["cuda"], 0),
+        (Settings(gpu_mem=1), ["cpu"], 1),
+        (Settings(gpu_layers="0"), ["cpu"], 0),
+        (Settings(gpu_layers="1"), ["cuda", "cpu"], 0),
+    ],
+    ids=["cpu", "reference", "auto", "cuda", "no gpu", "no layers", "some layers"],
+)
+def test_which_devices(
+    made: dict[str, Sized], settings: Settings, names: list[str], n_notices: int
+) -> None:
+    devices, notices = loading.open_devices(CONFIG, settings)
+    assert [d.backend.name for d in devices] == names
+    assert len(notices) == n_notices
+    for name, backend in made.items():
+        assert backend.closed == (name not in names)  # what is not used is not kept
+
+
+def test_a_device_that_was_asked_for_must_be_there(made: dict[str, Sized]) -> None:
+    with pytest.raises(BackendError, match="no GPU"):
+        loading.open_devices(CONFIG, Settings(device="cuda", gpu_mem=1))
+
+
+@pytest.mark.parametrize(
+    "settings", [Settings(gpu_layers="x"), Settings(gpu_layers="1", gpu_mem=2)]
+)
+def test_what_was_made_before_a_failure_is_closed(
+    made: dict[str, Sized], settings: Settings
+) -> None:
+    with pytest.raises((RequestError, BackendError)):
+        loading.open_devices(CONFIG, settings)
+    assert all(backend.closed for backend in made.values())
+
+
+def test_a_failing_engine_closes_its_backends(made: dict[str, Sized]) -> None:
+    with pytest.raises(RequestError):
+        loading.make_engine(
+            tiny("llama"), Settings(), n_ctx=-5, n_cells=None, max_sequences=1, progress=None
+        )
+    assert [backend.closed for backend in made.values()] == [True]
