@@ -1,5 +1,8 @@
-"""Attention over a KV state: which kernel takes which rows. Single rows go to the split kernel,
-rows of a chunk to the tiled one; a row's kernel never depends on how many rows there are.
+"""Attention over a KV state: which kernel takes which rows.
+
+Single rows go to the split kernel, rows of a chunk to the tiled ones; a row's kernel never depends
+on how many rows there are. An f32 cache is chosen for its precision, which the tiled kernels do not
+have: there all rows go to the split kernel, at several times the cost of prefill attention.
 """
 
 from __future__ import annotations
@@ -10,6 +13,7 @@ from minfer.backends.cuda.device import Facts
 from minfer.backends.cuda.launch import Kernel, Launch
 from minfer.backends.cuda.ops import attention_decode, attention_prefill
 from minfer.backends.cuda.ops.base import Context
+from minfer.dtypes import F32
 from minfer.graph import AttentionAttrs, Graph, Node
 
 HEAD_DIMS = (64, 80, 96, 128, 256)
@@ -25,10 +29,10 @@ def supports(node: Node, graph: Graph) -> str | None:
 
 
 def lower(node: Node, ctx: Context) -> list[Launch]:
-    """The rows of each kind by their kernel; with MINFER_NO_FA_PREFILL all by the split kernel."""
+    """The rows of each kind by their kernel; MINFER_NO_FA_PREFILL sends all to the split one."""
     assert isinstance(node.attrs, AttentionAttrs)
     rows, single = node.shape[0], node.attrs.single_rows
-    if ctx.settings.no_fa_prefill:
+    if ctx.settings.no_fa_prefill or ctx.states[node.attrs.state].spec.dtype is F32:
         return attention_decode.launches(node, ctx, 0, rows)
     launches = attention_decode.launches(node, ctx, 0, single)
     return launches + attention_prefill.launches(node, ctx, single, rows)

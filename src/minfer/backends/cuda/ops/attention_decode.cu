@@ -8,27 +8,32 @@
 //          kv.py. parts f32: per (row, kv head, head tile, split) a record of 8 x (HD + 2) floats.
 //          counters u32, one a (row, kv head, head tile), zero before and after.
 // Who:     a work item is (row, kv head, tile of up to 8 of its query heads, part). Parts are runs
-//          of whole pairs of pages, their number fixed by the row's own length (at most SPLITS), so
-//          a row's result never depends on its batch mates. Blocks of 8 warps walk the items; how
-//          many there are is computed from `positions`, so the launch never changes. Of two pages a
-//          warp takes 16 keys. Query heads are the rows of the tensor cores' tile: its rows 0-7
+//          of two or more pages, their number fixed by the row's own length (at most SPLITS), so a
+//          row's result never depends on its batch mates. Blocks of 4 warps walk the items, two on
+//          a multiprocessor, so that one computes while the other fetches; how many items there are
+//          is computed from `positions`, so the launch never changes. Of a page a warp takes 16
+//          keys. Query heads are the rows of the tensor cores' tile: its rows 0-7
 //          hold the upper halves of q (or p), rows 8-15 the rest, so both products are exact to
 //          about 22 bits at no cost. K and V go from memory to registers in 16-byte pieces; the
 //          sums over head features and over keys are permuted so that no piece has to move.
-// Overlap: positions, seqs and the page table are inputs of the step, and of the keys only the last
-//          is stored in this step; so the first pieces are fetched before the kernel before ends.
+// Overlap: positions, seqs and the page table are inputs of the step, and only a row's last
+//          `new_keys` keys may be stored in this step; so the first pieces are fetched before the
+//          kernel before ends, and again if they are that new.
 // Floor:   bytes of the keys and values once.
 // Limits:  HD 64, 80, 96, 128, 256; any GROUP; at most 64 rows a launch.
 // Numerics: scores, softmax and sums in f32. q8_0 values are rounded to halves after their scale;
 //          f32 values enter as two halves. Masked keys count exactly 0 and are not read; a row
 //          without keys gives 0.
 // Macros:  HD, GROUP (query heads a kv head), KV, SPLITS, SOFTCAP (0/1).
-// Versions: 2026-11-30, 28 heads, 4 kv heads of 128, f16, one H200, us at depth 512 / 2048 / 8192:
-//          4 warps, K then V, combine over one value a thread: 9.8 / 18.9 / 24.2.
+// Versions: 2026-11-30, 28 heads, 4 kv heads of 128, f16, one H200, us at depth 512 / 2048 / 8192,
+//          and for 64 rows at 512:
+//          K then V, parts of a page, combine over one value a thread: 9.8 / 18.9 / 24.2, 72
+//          8 warps, K and V ahead, wide combine: 5.7 / 5.7 / 9.8, 65
+//          items streamed, no bank conflicts, arrival deferred: 5.8 / 5.8 / 10.0, 47
 #include "lib/attention.cuh"
 
-constexpr int WARPS = 8, THREADS = WARPS * WARP, TILE = 8, KEYS = 16, MAX_ROWS = 64;
-constexpr int PAGES = 2;  // that a block takes at a time
+constexpr int WARPS = 4, THREADS = WARPS * WARP, TILE = 8, KEYS = PAGE / WARPS, MAX_ROWS = 64;
+constexpr int MIN_PAGES = 2;  // of a part
 constexpr int HEAD_TILES = (GROUP + TILE - 1) / TILE;
 constexpr int CHUNKS = (HD + 31) / 32;   // of 32 head features for K, the last may be 16
 constexpr int BANDS = (HD + 63) / 64;    // of 64 head features for V, the last less
@@ -121,13 +126,13 @@ DEVICE Span span_of(int position, int window) {
     s.first = window > 0 && s.end > window ? s.end - window : 0;
     s.first_page = s.first / PAGE;
     s.end_page = position < 0 ? s.first_page : position / PAGE + 1;
-    int pairs = (s.end_page - s.first_page + PAGES - 1) / PAGES;
-    s.pages_each = (pairs + SPLITS - 1) / SPLITS * PAGES;
-    s.parts = pairs ? (pairs * PAGES + s.pages_each - 1) / s.pages_each : 0;
+    int pages = s.end_page - s.first_page;
+    s.pages_each = max(MIN_PAGES, (pages + SPLITS - 1) / SPLITS);
+    s.parts = (pages + s.pages_each - 1) / s.pages_each;
     return s;
 }
 
-// A warp's walk over its 16 keys of every second page of a part.
+// A warp's walk over its 16 keys of each page of a part.
 struct Walk {
     const i32* pages;
     int page, end_page;  // of this warp
@@ -149,14 +154,14 @@ DEVICE Walk walk_part(const Span& span, int part, const i32* pages) {
     int warp = threadIdx.x / WARP;
     Walk w;
     w.pages = pages;
-    w.local = warp % 4 * KEYS;
-    w.page = span.first_page + part * span.pages_each + warp / 4;
+    w.local = warp * KEYS;
+    w.page = span.first_page + part * span.pages_each;
     w.end_page = min(span.first_page + (part + 1) * span.pages_each,
                      min(span.end_page, (span.end - w.local + PAGE - 1) / PAGE));
     w.first = span.first;
     w.end = span.end;
     w.block = 0;
-    if (w.page * PAGE + w.local + KEYS <= span.first) w.page += PAGES;  // below the window
+    if (w.page * PAGE + w.local + KEYS <= span.first) w.page++;  // below the window
     return w;
 }
 
@@ -305,7 +310,7 @@ DEVICE void attend(Shared& shared, const uint4 (&q)[CHUNKS][2][WARP], Walk w, co
                 }
         }
         Walk next = w;
-        next.page += PAGES;
+        next.page++;
         next.find(kv_head, n_kv_heads);
         Walk then = next.done() ? after : next;
         if (EARLY) fetch_keys(k, planes, then);
@@ -463,26 +468,27 @@ DEVICE bool arrive(u32* counter, int parts) {
 
 // Combine the records of all parts of a row and tile.
 DEVICE void combine(Shared& shared, int heads, int parts, const float* records, float* y) {
-    int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;  // a warp a head
     static_assert(SPLITS <= 2 * WARP, "a lane weighs two parts");
-    float top[2], total[2];
+    int lane = threadIdx.x % WARP;
+    for (int h = threadIdx.x / WARP; h < heads; h += WARPS) {
+        float top[2], total[2], weight[2], sum = 0.0f;
 #pragma unroll
-    for (int i = 0; i < 2; i++) {
-        const float* r = records + (lane + i * WARP) * RECORD + TILE * HD + warp;
-        bool there = lane + i * WARP < parts;
-        top[i] = there ? __ldcg(r) : -INFINITY;
-        total[i] = there ? __ldcg(r + TILE) : 0.0f;
-    }
-    float best = warp_max(fmaxf(top[0], top[1]));
-    float weight[2], sum = 0.0f;
+        for (int i = 0; i < 2; i++) {
+            const float* r = records + (lane + i * WARP) * RECORD + TILE * HD + h;
+            bool there = lane + i * WARP < parts;
+            top[i] = there ? __ldcg(r) : -INFINITY;
+            total[i] = there ? __ldcg(r + TILE) : 0.0f;
+        }
+        float best = warp_max(fmaxf(top[0], top[1]));
 #pragma unroll
-    for (int i = 0; i < 2; i++) {
-        weight[i] = exp2_of(top[i] - best);
-        sum += weight[i] * total[i];
-        if (lane + i * WARP < SPLITS) shared.weights[warp][lane + i * WARP] = weight[i];
+        for (int i = 0; i < 2; i++) {
+            weight[i] = exp2_of(top[i] - best);
+            sum += weight[i] * total[i];
+            if (lane + i * WARP < SPLITS) shared.weights[h][lane + i * WARP] = weight[i];
+        }
+        sum = warp_sum(sum);
+        if (lane == 0) shared.inverse[h] = 1.0f / sum;
     }
-    sum = warp_sum(sum);
-    if (lane == 0) shared.inverse[warp] = 1.0f / sum;
     __syncthreads();
     for (int e = threadIdx.x; e < heads * HD / 4; e += THREADS) {
         int h = e * 4 / HD;
@@ -495,11 +501,11 @@ DEVICE void combine(Shared& shared, int heads, int parts, const float* records, 
     }
 }
 
-KERNEL __launch_bounds__(THREADS, 1)
+KERNEL __launch_bounds__(THREADS, 2)
 attention_decode(const float* q, const u8* k_plane, const u8* v_plane, const f16* k_scales,
                  const f16* v_scales, const i32* positions, const i32* seqs,
                  const i32* page_table, float* y, float* parts, u32* counters, int rows,
-                 int n_kv_heads, int max_pages, int window, float scale, float cap) {
+                 int n_kv_heads, int max_pages, int window, int new_keys, float scale, float cap) {
     extern __shared__ __align__(16) u8 memory[];
     Shared& shared = *(Shared*)memory;
     pdl_launch();
@@ -536,7 +542,7 @@ attention_decode(const float* q, const u8* k_plane, const u8* v_plane, const f16
     }
     pdl_wait();
     if (blockIdx.x < items) {
-        if (EARLY && item.walk.page == item.span.end_page - 1) {  // holds the newest key
+        if (EARLY && (item.walk.page + 1) * PAGE > item.span.end - new_keys) {
             fetch_keys(keys, planes, item.walk);
             fetch_vals(vals, planes, item.walk);
         }

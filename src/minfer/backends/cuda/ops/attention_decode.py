@@ -10,10 +10,11 @@ from minfer.backends.cuda.ops.base import Context, blocks
 from minfer.dtypes import DType
 from minfer.graph import AttentionAttrs, Node
 
-WARPS = 8
+WARPS = 4
 THREADS = 32 * WARPS
 TILE = 8  # query heads of one work item
 MAX_ROWS = 64  # of one launch, so that the parts' scratch stays small
+BLOCKS_PER_SM = 2
 
 
 def n_splits(n_tiles: int) -> int:
@@ -52,10 +53,11 @@ def launches(node: Node, ctx: Context, first: int, end: int) -> list[Launch]:
             attrs.n_kv_heads,
             max_pages,
             attrs.window,
+            end - first,
             attrs.scale,
             attrs.softcap,
         )
-        n_blocks = min(rows * tiles * splits, ctx.facts.n_sms)
+        n_blocks = min(rows * tiles * splits, ctx.facts.n_sms * BLOCKS_PER_SM)
         shared = shared_bytes(attrs.head_dim, splits)
         result.append(Launch(made, (n_blocks, 1, 1), THREADS, args, shared))
     return result
@@ -78,7 +80,7 @@ def _kernel(head_dim: int, group: int, dtype: DType, splits: int, softcap: float
     return kernel(
         "ops/attention_decode.cu",
         "attention_decode",
-        "p p p p p p p p p p p i i i i f f",
+        "p p p p p p p p p p p i i i i i f f",
         HD=head_dim,
         GROUP=group,
         KV=KIND[dtype],

@@ -1,31 +1,23 @@
 // The pages that prefill rows see, as halves: what the tiled attention kernels read instead of a
-// q8_0 or f32 cache. Each page is converted once for all query tiles and heads.
+// q8_0 cache. Each page is converted once for all query tiles and heads.
 //
 // Shapes:  planes as kv.py; k_out, v_out planes of an f16 cache with the same pages.
 // Who:     grid (BLOCKS, slots). A block finds the positions of its slot's rows, then takes every
 //          BLOCKS-th page between the first and last that they see; a thread 8 values.
 // Floor:   bytes of the pages read, 2 bytes a value written (and read again from L2).
-// Numerics: rounded to halves, q8_0 after its scale.
-// Macros:  HD, KV.
+// Numerics: quant times scale, rounded to a half.
+// Macros:  HD.
 #include "lib/attention_rows.cuh"
 
 constexpr int THREADS = 256;
 
 // Eight values at feature `d` of a key, as halves.
 DEVICE uint4 halves(const u8* plane, const f16* scales, i64 block, int key, int d) {
-    i64 at = block * PAGE * HD + value_at<HD, KV>(key, d);
-    if constexpr (KV == KV_Q8_0) {
-        uint2 w = *(const uint2*)(plane + at);
-        f16 scale = scales[block * PAGE * HD / scale_group(HD) + scale_at<HD>(key, d)];
-        f16x2 both = join_f16(scale, scale);
-        return make_uint4(bytes_to_f16(w.x, 0, both), bytes_to_f16(w.x, 1, both),
-                          bytes_to_f16(w.y, 0, both), bytes_to_f16(w.y, 1, both));
-    } else {
-        const float4* p = (const float4*)((const float*)plane + at);
-        float4 a = p[0], b = p[1];
-        return make_uint4(pack_f16(a.x, a.y), pack_f16(a.z, a.w), pack_f16(b.x, b.y),
-                          pack_f16(b.z, b.w));
-    }
+    uint2 w = *(const uint2*)(plane + block * PAGE * HD + value_at<HD, KV_Q8_0>(key, d));
+    f16 scale = scales[block * PAGE * HD / scale_group(HD) + scale_at<HD>(key, d)];
+    f16x2 both = join_f16(scale, scale);
+    return make_uint4(bytes_to_f16(w.x, 0, both), bytes_to_f16(w.x, 1, both),
+                      bytes_to_f16(w.y, 0, both), bytes_to_f16(w.y, 1, both));
 }
 
 KERNEL __launch_bounds__(THREADS)

@@ -1,6 +1,6 @@
 """Host side of the tiled attention kernels: which of the two, geometry, shared memory.
 
-Both read a cache of halves; of another type, the pages that the rows see are expanded first.
+Both read a cache of halves; of a q8_0 cache, the pages that the rows see are expanded first.
 """
 
 from __future__ import annotations
@@ -9,10 +9,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from minfer.backends.cuda.device import Facts
-from minfer.backends.cuda.kv import KIND, KVState
+from minfer.backends.cuda.kv import KVState
 from minfer.backends.cuda.launch import Kernel, Launch, kernel
 from minfer.backends.cuda.ops.base import Context, blocks
-from minfer.dtypes import F16, DType
+from minfer.dtypes import F16, Q8_0
 from minfer.graph import AttentionAttrs, Node
 
 THREADS = 128
@@ -41,14 +41,14 @@ def launches(node: Node, ctx: Context, first: int, end: int) -> list[Launch]:
     inputs = (positions, seqs, ctx.src(node, 3))
     state = ctx.states[attrs.state]
     result = []
-    if state.spec.dtype is not F16:
+    if state.spec.dtype is Q8_0:
         halves = KVState(replace(state.spec, dtype=F16), 0)
         halves = replace(halves, address=ctx.scratch(halves.nbytes, "kv"))
         planes = halves.addresses[:2]
         sizes = (end - first, attrs.n_kv_heads, max_pages, attrs.window)
         result.append(
             Launch(
-                _expand_kernel(attrs.head_dim, state.spec.dtype),
+                _expand_kernel(attrs.head_dim),
                 (EXPAND_BLOCKS, slots, 1),
                 EXPAND_THREADS,
                 (*state.addresses, *inputs, *planes, *sizes),
@@ -98,10 +98,10 @@ def hopper_shared_bytes(head_dim: int) -> int:
 
 
 def kernels(head_dims: Iterable[int], facts: Facts) -> Sequence[Kernel]:
-    """Every head size, with and without the cap; expansions of every other type."""
+    """Every head size, with and without the cap, and its expansion."""
     sizes = tuple(head_dims)
     found = [_kernel(d, 7, cap) for d in sizes for cap in (0, 50)]
-    found += [_expand_kernel(d, dtype) for d in sizes for dtype in KIND if dtype is not F16]
+    found += [_expand_kernel(d) for d in sizes]
     if facts.capability == (9, 0):
         found += [_hopper_kernel(d, 7, cap) for d in HOPPER_STAGES for cap in (0, 50)]
     return found
@@ -133,11 +133,7 @@ def _hopper_kernel(head_dim: int, group: int, softcap: float) -> Kernel:
     )
 
 
-def _expand_kernel(head_dim: int, dtype: DType) -> Kernel:
+def _expand_kernel(head_dim: int) -> Kernel:
     return kernel(
-        "ops/attention_expand.cu",
-        "attention_expand",
-        "p p p p p p p p p i i i i",
-        HD=head_dim,
-        KV=KIND[dtype],
+        "ops/attention_expand.cu", "attention_expand", "p p p p p p p p p i i i i", HD=head_dim
     )
