@@ -5,6 +5,7 @@
 
 #include <sched.h>
 
+#include <algorithm>
 #include <chrono>
 #include <thread>
 #include <vector>
@@ -18,11 +19,25 @@ namespace {
 
 // A poll with `pause` takes 15-40 ns: 2,000 of them cover the usual imbalance between lanes.
 constexpr int kSpins = 2'000;
-constexpr int kSpinsCrowded = 20;
-// Yields before sleeping, within a step: longer than a time slice rarely pays.
-constexpr int kYieldsInStep = 2'000;
-// Between steps the host samples and schedules; sleeping would cost a wake-up (~50 us) a token.
-constexpr auto kIdle = std::chrono::milliseconds(2);
+constexpr int kSpinsCrowded = 20;  // with more lanes than cores, waiting keeps others from working
+// Yields before sleeping, within a job: about a millisecond.
+constexpr int kYields = 2'000;
+// Between jobs the host samples and schedules; sleeping would cost a wake-up (~50 us) a token.
+constexpr int64_t kIdle = 2'000'000;
+
+// Lanes are judged after this much work,
+constexpr int64_t kWindow = 5'000'000;
+// reduced when they wait more than this share of the time,
+constexpr double kTooMuch = 0.35;
+// and tried again after a pause that doubles as long as it does not help.
+constexpr int64_t kFirstPause = 50'000'000;
+constexpr int64_t kLastPause = 2'000'000'000;
+
+int64_t now() {
+    return std::chrono::duration_cast<std::chrono::nanoseconds>(
+               std::chrono::steady_clock::now().time_since_epoch())
+        .count();
+}
 
 void relax() {
 #if defined(__x86_64__)
@@ -33,9 +48,6 @@ void relax() {
 }
 
 }  // namespace
-
-Barrier::Barrier(int count, bool crowded)
-    : count_(count), spins_(crowded ? kSpinsCrowded : kSpins) {}
 
 void Barrier::wait() {
     if (count_ == 1) return;
@@ -51,14 +63,17 @@ void Barrier::wait() {
         if (released()) return;
         relax();
     }
-    for (int i = 0; i < kYieldsInStep; ++i) {
-        if (released()) return;
-        sched_yield();
+    const int64_t start = now();
+    for (int i = 0; i < kYields && !released(); ++i) sched_yield();
+    if (!released()) {
+        sleepers_.fetch_add(1, std::memory_order_seq_cst);
+        generation_.wait(mine, std::memory_order_seq_cst);
+        sleepers_.fetch_sub(1, std::memory_order_relaxed);
     }
-    sleepers_.fetch_add(1, std::memory_order_seq_cst);
-    generation_.wait(mine, std::memory_order_seq_cst);
-    sleepers_.fetch_sub(1, std::memory_order_relaxed);
+    lost_.fetch_add(now() - start, std::memory_order_relaxed);
 }
+
+int64_t Barrier::take_lost() { return lost_.exchange(0, std::memory_order_relaxed); }
 
 void Lane::sync() const { barrier->wait(); }
 
@@ -72,71 +87,104 @@ int64_t Queue::next(int64_t n, const Lane& lane) {
     return -1;
 }
 
+void Pace::note(int64_t begin, int64_t end, int64_t lost) {
+    busy_ += end - begin;
+    lost_ += lost;
+    if (busy_ >= kWindow) {
+        judge(end);
+        busy_ = lost_ = 0;
+    }
+}
+
+void Pace::judge(int64_t time) {
+    // One lane that is away keeps all the others waiting.
+    const bool too_much = count_ > 1 && double(lost_) > kTooMuch * double(busy_) * (count_ - 1);
+    if (too_much) {
+        count_ -= std::max(1, count_ / 8);
+        pause_ = std::clamp(2 * pause_, kFirstPause, kLastPause);
+        again_ = time + pause_;
+    } else if (count_ == most_) {
+        pause_ = 0;
+    } else if (time >= again_) {
+        count_ = most_;
+    }
+}
+
 struct Team::State {
-    State(int count, int cores) : barrier(count, count > cores), count(count) {}
+    struct alignas(64) Worker {
+        std::thread thread;
+        std::atomic<uint32_t> calls{0};  // bumped when there is a job for it, or at the end
+        std::atomic<bool> asleep{false};
+    };
+
+    State(int most, int cores)
+        : barrier(most > cores ? kSpinsCrowded : kSpins), pace(most), workers(most - 1) {}
 
     Barrier barrier;
-    const int count;
-    std::vector<std::thread> workers;
+    Pace pace;
+    std::vector<Worker> workers;  // worker i is lane i + 1
     Job job = nullptr;
     void* context = nullptr;
-    alignas(64) std::atomic<uint32_t> epoch{0};  // bumped when a job is ready, or at the end
-    std::atomic<int> sleepers{0};
+    int count = 1;  // lanes of the job
     std::atomic<bool> stopping{false};
 
-    void announce() {
-        epoch.fetch_add(1, std::memory_order_seq_cst);
-        if (sleepers.load(std::memory_order_seq_cst) > 0) epoch.notify_all();
+    static void call(Worker& worker) {
+        worker.calls.fetch_add(1, std::memory_order_seq_cst);
+        if (worker.asleep.load(std::memory_order_seq_cst)) worker.calls.notify_one();
     }
 
-    void await(uint32_t seen) {
-        const auto changed = [&] { return epoch.load(std::memory_order_acquire) != seen; };
+    static void await(Worker& worker, uint32_t seen) {
+        const auto called = [&] { return worker.calls.load(std::memory_order_acquire) != seen; };
         for (int i = 0; i < kSpins; ++i) {
-            if (changed()) return;
+            if (called()) return;
             relax();
         }
-        const auto deadline = std::chrono::steady_clock::now() + kIdle;
-        while (std::chrono::steady_clock::now() < deadline) {
-            if (changed()) return;
+        const int64_t deadline = now() + kIdle;
+        while (now() < deadline) {
+            if (called()) return;
             sched_yield();
         }
-        sleepers.fetch_add(1, std::memory_order_seq_cst);
-        epoch.wait(seen, std::memory_order_seq_cst);
-        sleepers.fetch_sub(1, std::memory_order_relaxed);
+        worker.asleep.store(true, std::memory_order_seq_cst);
+        worker.calls.wait(seen, std::memory_order_seq_cst);
+        worker.asleep.store(false, std::memory_order_relaxed);
     }
 
     void work(int index) {
-        const Lane lane{index, count, &barrier};
+        Worker& worker = workers[index - 1];
         for (uint32_t seen = 0;; ++seen) {
-            await(seen);
+            await(worker, seen);
             if (stopping.load(std::memory_order_acquire)) return;
-            job(context, lane);
+            job(context, Lane{index, count, &barrier});
             barrier.wait();
         }
     }
 };
 
 Team::Team(int count, int cores) : state_(std::make_unique<State>(count, cores)) {
-    state_->workers.reserve(count - 1);
     for (int i = 1; i < count; ++i) {
-        state_->workers.emplace_back([state = state_.get(), i] { state->work(i); });
+        state_->workers[i - 1].thread = std::thread([s = state_.get(), i] { s->work(i); });
     }
 }
 
 Team::~Team() {
     state_->stopping.store(true, std::memory_order_release);
-    state_->announce();
-    for (auto& worker : state_->workers) worker.join();
+    for (auto& worker : state_->workers) State::call(worker);
+    for (auto& worker : state_->workers) worker.thread.join();
 }
 
-int Team::count() const { return state_->count; }
+int Team::count() const { return int(state_->workers.size()) + 1; }
 
 void Team::run(Job job, void* context) {
-    state_->job = job;
-    state_->context = context;
-    state_->announce();
-    job(context, Lane{0, state_->count, &state_->barrier});
-    state_->barrier.wait();
+    State& s = *state_;
+    const int64_t begin = now();
+    s.job = job;
+    s.context = context;
+    s.count = s.pace.count();
+    s.barrier.set_count(s.count);
+    for (int i = 1; i < s.count; ++i) State::call(s.workers[i - 1]);
+    job(context, Lane{0, s.count, &s.barrier});
+    s.barrier.wait();
+    s.pace.note(begin, now(), s.barrier.take_lost());
 }
 
 }  // namespace minfer

@@ -36,19 +36,23 @@ struct Lane {
     }
 };
 
-// A barrier for a fixed number of threads: spins while the others are near, then gives its core
-// away, then sleeps.
+// A barrier: spins while the others are near, then gives its core away, then sleeps.
 class Barrier {
 public:
-    explicit Barrier(int count, bool crowded);
+    explicit Barrier(int spins) : spins_(spins) {}
+    // Threads that meet; only while nobody waits.
+    void set_count(int count) { count_ = count; }
     void wait();
+    // Nanoseconds that threads have waited past the first stage since the last call.
+    int64_t take_lost();
 
 private:
-    const int count_;
+    int count_ = 1;
     const int spins_;  // polls before the core is offered to others
     alignas(64) std::atomic<int> arrived_{0};
     alignas(64) std::atomic<uint32_t> generation_{0};
     std::atomic<int> sleepers_{0};
+    std::atomic<int64_t> lost_{0};
 };
 
 // Work items handed out one by one, for items of unequal cost. Which lane computes an item must
@@ -63,10 +67,33 @@ private:
     std::atomic<int> ended_{0};
 };
 
+// How many lanes to use, given how much they wait for one another.
+//
+// Lanes meet hundreds of times a token. When another program takes a core, the lane on it is away
+// for a time slice while the others wait: two lanes can then be ten times slower than one. So the
+// lanes are reduced while they lose too much, and tried again after a while. Results do not depend
+// on their number.
+class Pace {
+public:
+    explicit Pace(int most) : most_(most), count_(most) {}
+    int count() const { return count_; }
+    // A job ran on `count()` lanes from `begin` to `end`; they waited `lost`. In nanoseconds.
+    void note(int64_t begin, int64_t end, int64_t lost);
+
+private:
+    void judge(int64_t now);
+
+    const int most_;
+    int count_;
+    int64_t busy_ = 0, lost_ = 0;  // of the jobs since the last judgement
+    int64_t again_ = 0;            // when to try more lanes
+    int64_t pause_ = 0;            // how long the last reduction was to last
+};
+
 // Threads that live as long as the backend and run one job at a time.
 class Team {
 public:
-    // `count` lanes in all, the caller's thread among them; `cores` this process may use.
+    // At most `count` lanes, the caller's thread among them; `cores` this process may use.
     Team(int count, int cores);
     ~Team();
     Team(const Team&) = delete;
@@ -75,7 +102,7 @@ public:
     int count() const;
 
     using Job = void (*)(void* context, const Lane& lane);
-    // Run `job` on every lane and return when all are done. One caller at a time.
+    // Run `job` on some of the lanes and return when all are done. One caller at a time.
     void run(Job job, void* context);
 
 private:
