@@ -15,8 +15,10 @@ from minfer.cli.bundles import flat
 from minfer.cli.chat import chat
 from minfer.cli.diff import diff
 from minfer.cli.doctor import doctor
+from minfer.cli.fidelity import fidelity
 from minfer.cli.info import info
 from minfer.cli.models import list_models, pull
+from minfer.cli.perplexity import perplexity
 from minfer.cli.plan import plan
 from minfer.cli.report import ending, piped
 from minfer.cli.run import run
@@ -29,6 +31,8 @@ VERBS: dict[str, Callable[..., None]] = {
     "info": info,
     "plan": plan,
     "bench": bench,
+    "perplexity": perplexity,
+    "fidelity": fidelity,
     "diff": diff,
     "doctor": doctor,
     "list": list_models,

@@ -99,7 +99,12 @@ def plot_speeds(results: Sequence[Result], path: Path) -> None:
 
 
 def plot_lines(
-    path: Path, panels: Sequence[tuple[str, Sequence[Line]]], x_label: str, y_label: str
+    path: Path,
+    panels: Sequence[tuple[str, Sequence[Line]]],
+    x_label: str,
+    y_label: str,
+    *,
+    logarithmic: bool = False,
 ) -> None:
     """Write panels of lines beside each other, as the path's ending says.
 
@@ -124,7 +129,10 @@ def plot_lines(
         axis.set_title(title)
         axis.set_xlabel(x_label)
         axis.set_ylabel(y_label)
-        axis.set_ylim(bottom=0)
+        if logarithmic:
+            axis.set_yscale("log")
+        else:
+            axis.set_ylim(bottom=0)
         axis.grid(alpha=0.3)
         axis.legend(fontsize=8)
     figure.savefig(path, dpi=120)
