@@ -1,0 +1,169 @@
+"""Nodes become launches without a GPU: right arguments, a geometry made of the plan alone."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from minfer.backends.cuda.device import Facts
+from minfer.backends.cuda.kv import ELEMENT_BYTES, KVState, scale_group
+from minfer.backends.cuda.launch import Launch, check_geometry, convert_args
+from minfer.backends.cuda.ops import OPS, attention_decode, attention_prefill
+from minfer.backends.cuda.ops.base import Context
+from minfer.backends.cuda.ops.rope import frequencies
+from minfer.dtypes import BY_NAME, F16, F32, Q8_0
+from minfer.graph import OPS as GRAPH_OPS
+from minfer.graph import (
+    PAGE,
+    AttentionAttrs,
+    Graph,
+    GraphBuilder,
+    KVSpec,
+    RopeAttrs,
+    RopeSpec,
+    WeightSpec,
+)
+from minfer.settings import Settings
+
+H200 = Facts("H200", (9, 0), 132, 227 << 10, 60 << 20, 140 << 30)
+CARDS = [
+    H200,
+    Facts("A100", (8, 0), 108, 163 << 10, 40 << 20, 80 << 30),
+    Facts("RTX 4090", (8, 9), 128, 99 << 10, 72 << 20, 24 << 30),
+    Facts("RTX 5090", (12, 0), 170, 99 << 10, 96 << 20, 32 << 30),
+]
+
+
+def lower(graph: Graph, facts: Facts = H200, **settings: Any) -> list[Launch]:
+    """Every node's launches, over made-up addresses, checked as the device would."""
+    offsets = {node.id: 256 * node.id for node in graph.nodes}
+
+    def weights(key: Hashable) -> int:
+        return 1 << 36
+
+    context = Context(
+        graph=graph,
+        facts=facts,
+        settings=Settings(**settings),
+        base=1 << 32,
+        offsets=offsets,
+        weights=weights,
+        states={name: KVState(spec, 1 << 34) for name, spec in graph.states.items()},
+        constant=lambda array: 1 << 35,
+        scratch=lambda nbytes, name="work": 1 << 37,
+        counters=lambda count: 1 << 38,
+    )
+    launches: list[Launch] = []
+    for node in graph.nodes:
+        if node.op != "input":
+            assert OPS[node.op].supports(node, graph) is None
+            launches += OPS[node.op].lower(node, context)
+    for launch in launches:
+        convert_args(launch)
+        check_geometry(launch, facts.shared_limit)
+    return launches
+
+
+def layer(
+    head_dim: int, kv: str, rows: int, single: int, heads: int = 14, kv_heads: int = 2
+) -> Graph:
+    """A norm, rotations, the store and the attention of a layer."""
+    spec = KVSpec("kv", kv_heads, head_dim, BY_NAME[kv], 64)
+    weights = {"norm": WeightSpec(F32, (heads * head_dim,))}
+    builder = GraphBuilder(weights, {"kv": spec})
+    q = builder.input("q", (rows, heads * head_dim), F32)
+    k = builder.input("k", (rows, kv_heads * head_dim), F32)
+    positions, cells = builder.input("positions", (rows,)), builder.input("cells", (rows,))
+    seqs, table = builder.input("seqs", (rows,)), builder.input("page_table", (8, 32))
+    rope = RopeSpec("neox", tuple(1.0 / (i + 1) for i in range(head_dim // 2)))
+    x = builder.rms_norm(q, "norm", "norm", 1e-6)
+    x = builder.rope(x, positions, RopeAttrs(heads, head_dim, rope), "rope")
+    store = builder.kv_store(k, k, cells, "kv", "store")
+    attrs = AttentionAttrs("kv", heads, kv_heads, head_dim, 0.1, single)
+    return builder.build(builder.attention(x, positions, seqs, table, store, attrs, "attention"))
+
+
+def names(launches: list[Launch]) -> list[str]:
+    return [launch.kernel.name for launch in launches if "attention" in launch.kernel.name]
+
+
+def test_every_op_of_the_graph_has_a_module() -> None:
+    assert set(OPS) == set(GRAPH_OPS) - {"input"}
+
+
+@pytest.mark.parametrize("facts", CARDS, ids=lambda f: f.name)
+@pytest.mark.parametrize("kv", ["f32", "f16", "q8_0"])
+@pytest.mark.parametrize("head_dim", [64, 80, 96, 128, 256])
+def test_a_layer_fits_every_card(head_dim: int, kv: str, facts: Facts) -> None:
+    launches = lower(layer(head_dim, kv, 40, 8), facts)
+    assert all(launch.overlap for launch in launches)
+    assert names(launches)[0] == "attention_decode"
+
+
+def test_rows_go_to_the_kernel_of_their_path() -> None:
+    assert names(lower(layer(128, "f16", 4, 4))) == ["attention_decode"]
+    assert names(lower(layer(128, "f16", 64, 0))) == ["attention_prefill_sm90"]
+    assert names(lower(layer(128, "f16", 64, 0), CARDS[1])) == ["attention_prefill"]
+    assert names(lower(layer(80, "f16", 64, 0))) == ["attention_prefill"]
+    assert names(lower(layer(128, "q8_0", 64, 4))) == [
+        "attention_decode",
+        "attention_expand",
+        "attention_prefill_sm90",
+    ]
+    # f32 caches, and the switch, keep every row on the split kernel, 64 rows a launch
+    assert names(lower(layer(128, "f32", 100, 4))) == ["attention_decode"] * 2
+    plain = lower(layer(128, "f16", 100, 4), no_fa_prefill=True)
+    assert names(plain) == ["attention_decode"] * 2
+
+
+@given(st.integers(1, 64), st.sampled_from([1, 2, 4, 8, 32]))
+def test_parts_of_a_row_depend_on_the_model_alone(rows: int, kv_heads: int) -> None:
+    alone = lower(layer(64, "f16", 1, 1, heads=32, kv_heads=kv_heads))[-1]
+    batch = lower(layer(64, "f16", rows, rows, heads=32, kv_heads=kv_heads), CARDS[2])[-1]
+    assert alone.kernel == batch.kernel
+    assert batch.grid[0] <= CARDS[2].n_sms * attention_decode.BLOCKS_PER_SM
+
+
+def test_a_single_row_fills_the_card_at_depth() -> None:
+    for tiles in range(1, 33):
+        splits = attention_decode.n_splits(tiles)
+        assert splits in (16, 32, 64)
+        assert splits == 64 or splits * tiles >= 128
+
+
+def test_shared_memory_is_what_the_kernels_lay_out() -> None:
+    # the sums of attention_prefill_sm90: queries, rings, barriers, in that order
+    assert attention_prefill.hopper_shared_bytes(128) == 128 * 256 + 3 * 2 * 128 * 256 + 96
+    assert attention_prefill.shared_bytes(256) == 99 << 10  # just fits the smallest cards
+    for head_dim in (64, 80, 96, 128, 256):
+        assert attention_decode.shared_bytes(head_dim, 64) <= 99 << 10
+
+
+@pytest.mark.parametrize("kv", [F32, F16, Q8_0], ids=str)
+@pytest.mark.parametrize("head_dim", [64, 80, 128])
+def test_planes_of_a_state_lie_one_after_another(head_dim: int, kv: Any) -> None:
+    state = KVState(KVSpec("kv", 3, head_dim, kv, 5), 4096)
+    values = PAGE * 3 * head_dim * ELEMENT_BYTES[kv]
+    at = 4096
+    for address, page in state.planes:
+        assert address == at
+        at += 5 * page
+    assert at == 4096 + state.nbytes
+    assert state.planes[0][1] == values
+    assert (len(state.planes) == 4) == (kv is Q8_0)
+    if head_dim % 32 == 0:
+        assert state.nbytes == state.spec.nbytes  # exactly the file format's bytes
+    else:
+        assert scale_group(head_dim) == 16
+
+
+def test_frequencies_are_turns_to_double_precision() -> None:
+    inverse = tuple(10000.0 ** (-i / 64) for i in range(64))
+    table = frequencies(RopeSpec("neox", inverse)).astype(np.float64)
+    turns = np.array(inverse) / (2 * np.pi)
+    assert (np.abs(table.sum(1) - turns) <= 2.0**-45 * turns).all()
