@@ -360,6 +360,12 @@ class Engine:
         self._enqueue(compiled, [chunk])
         return compiled.output(rows=count)
 
+    def launches(self, single_rows: int, other_rows: int) -> int:
+        """Kernel launches (on a CPU: calls) of a step with so many rows."""
+        out = max(1, bucket(single_rows))
+        shape = self._shape(bucket(single_rows), bucket(other_rows), out)
+        return self._plans.get(shape).n_launches
+
     def describe(self) -> dict[str, str]:
         """What runs the steps: for each backend that does, its device."""
         return {name: self._backend(name).describe() for name in self._used_backends}

@@ -13,6 +13,7 @@ from minfer.measure.fidelity import (
     record_base,
     save_base,
 )
+from minfer.measure.fits import Fit, fit, parse_bytes
 from minfer.measure.floor import Floor, cpu_floor, measure_floor, step_seconds
 from minfer.measure.machine import commit, cpu_name
 from minfer.measure.ops import OpTime, kind_of, time_ops
@@ -29,6 +30,7 @@ __all__ = [
     "Distances",
     "Estimate",
     "Facts",
+    "Fit",
     "Floor",
     "Line",
     "OpTime",
@@ -47,6 +49,7 @@ __all__ = [
     "divergence",
     "every_case",
     "every_setup",
+    "fit",
     "floor_of",
     "json_rows",
     "jsonl_rows",
@@ -58,6 +61,7 @@ __all__ = [
     "numbers",
     "opened",
     "pairs",
+    "parse_bytes",
     "perplexity",
     "plot_lines",
     "plot_speeds",

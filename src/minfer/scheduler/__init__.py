@@ -1,6 +1,6 @@
 """Graph -> plan -> run. The passes, the plan they fill, and the runner that executes it."""
 
-from minfer.scheduler.allocate import Live, place
+from minfer.scheduler.allocate import Live, Resident, place, residents
 from minfer.scheduler.plan import Copy, Device, Plan, Segment
 from minfer.scheduler.planner import make_plan, passes
 from minfer.scheduler.runner import CompiledPlan, load_weights
@@ -11,9 +11,11 @@ __all__ = [
     "Device",
     "Live",
     "Plan",
+    "Resident",
     "Segment",
     "load_weights",
     "make_plan",
     "passes",
     "place",
+    "residents",
 ]

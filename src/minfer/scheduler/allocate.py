@@ -55,6 +55,39 @@ def place(buffers: Sequence[Live]) -> tuple[list[int], int]:
     return offsets, total
 
 
+@dataclass(frozen=True, slots=True)
+class Resident:
+    """A buffer of an arena and who lives in it.
+
+    Attributes:
+        offset, nbytes: where it lies.
+        start, end: nodes from which to which it is needed, both included.
+        nodes: whose values it holds, one after another where they are computed in place.
+    """
+
+    offset: int
+    nbytes: int
+    start: int
+    end: int
+    nodes: tuple[int, ...]
+
+
+def residents(plan: Plan, name: str) -> list[Resident]:
+    """Every buffer of a backend's arena, inputs first, then in order of birth."""
+    offsets = plan.offsets[name]
+    last = len(plan.graph.nodes)
+    found = [
+        Resident(offsets[n.id], n.nbytes, 0, last, (n.id,))
+        for n in plan.graph.nodes
+        if n.op == "input"
+    ]
+    owner, lives = _lives(plan, name)
+    for first, life in lives.items():
+        nodes = tuple(node for node, held in owner.items() if held == first)
+        found.append(Resident(offsets[first], life.nbytes, life.start, life.end, nodes))
+    return found
+
+
 def allocate(plan: Plan) -> Plan:
     """Fill `offsets`, `arena_bytes` and `input_bytes`. Inputs lead every arena, never reused."""
     inputs: dict[int, int] = {}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sized
 from typing import Any
 
 import numpy as np
@@ -89,6 +89,11 @@ class CompiledPlan:
     def steps(self) -> list[tuple[Node | None, Callable[[], None]]]:
         """What `enqueue` calls, in order; the node is None for copies and whole splits."""
         return self._steps
+
+    @property
+    def n_launches(self) -> int:
+        """Kernels a step launches, where its backends count them; else calls."""
+        return sum(len(step) if isinstance(step, Sized) else 1 for _, step in self._steps)
 
     def upload_inputs(self) -> None:
         """Send the inputs; a tracer then calls `steps` one by one."""
