@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, model_validator
 
 from minfer.engine import MAX_LOGPROBS, SamplingParams
 
@@ -35,8 +35,22 @@ class Body(BaseModel):
 
 Stops = str | Annotated[list[str], Field(max_length=MAX_STOPS)]
 Ids = Annotated[list[int], Field(min_length=1)]
-Several = Annotated[list[str], Field(min_length=1)] | Annotated[list[Ids], Field(min_length=1)]
-TextInput = str | Ids | Several
+
+
+def _kind(given: Any) -> str:
+    """Which form of a text input something is meant to be: its first item tells."""
+    if not isinstance(given, list):
+        return "text"
+    return {int: "ids", list: "ids of texts"}.get(type(given[0]) if given else str, "texts")
+
+
+TextInput = Annotated[
+    Annotated[str, Tag("text")]
+    | Annotated[list[str], Field(min_length=1), Tag("texts")]
+    | Annotated[Ids, Tag("ids")]
+    | Annotated[list[Ids], Tag("ids of texts")],
+    Discriminator(_kind),
+]
 """A text or several, each as a string or as token ids."""
 Seed = Annotated[int, Field(ge=-(2**63), lt=2**63)]
 
