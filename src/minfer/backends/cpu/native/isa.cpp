@@ -5,6 +5,10 @@
 
 #include <stdexcept>
 
+#if defined(__aarch64__) && defined(__linux__)
+#include <sys/auxv.h>
+#endif
+
 namespace minfer {
 
 #if defined(MINFER_HAS_avx512)
@@ -48,6 +52,15 @@ struct Row {
 }
 #endif
 
+[[maybe_unused]] bool has_neon() {
+#if defined(__aarch64__) && defined(__linux__)
+    constexpr unsigned long dot_product = 1ul << 20;  // HWCAP_ASIMDDP
+    return getauxval(AT_HWCAP) & dot_product;
+#else
+    return true;  // every 64-bit ARM that macOS runs on has it
+#endif
+}
+
 [[maybe_unused]] bool always() { return true; }
 
 const Row kRows[] = {
@@ -58,7 +71,7 @@ const Row kRows[] = {
     {"avx2", &avx2::kernels, has_avx2},
 #endif
 #if defined(MINFER_HAS_neon)
-    {"neon", &neon::kernels, always},
+    {"neon", &neon::kernels, has_neon},
 #endif
     {"scalar", &scalar::kernels, always},
 };
