@@ -63,7 +63,7 @@ def weight(name: str, values: Array, dtype: DType) -> Weight:
 def run(
     on: Backend, graph: Graph, inputs: Mapping[str, Array], weights: Mapping[str, Weight]
 ) -> list[Array]:
-    """The outputs of a graph that hold something; skips the test where the backend does not support a node of it."""
+    """The outputs of a graph that hold something; skips the test if the backend lacks a node."""
     offsets: dict[int, int] = {}
     end = 0
     for node in sorted(graph.nodes, key=lambda n: n.op != "input"):

@@ -53,7 +53,7 @@ def softcap(x: Array, cap: float) -> Array:
 
 
 def attention(q: Array, k: Array, v: Array, position: int, attrs: AttentionAttrs) -> Array:
-    """One row over its sequence: q [n_heads * head_dim]; k, v [positions, n_kv_heads * head_dim]."""
+    """One row over its sequence: q [n_heads * head_dim]; k, v [keys, n_kv_heads * head_dim]."""
     first = max(0, position - attrs.window + 1) if attrs.window else 0
     shape = (-1, attrs.n_kv_heads, attrs.head_dim)
     keys, values = (wide(x[first : position + 1]).reshape(shape) for x in (k, v))

@@ -1,4 +1,4 @@
-"""Attention and the KV cache, on every backend: right, deaf to neighbours, to padding and to NaN."""
+"""Attention and the KV cache on every backend: right, deaf to neighbours, padding and NaN."""
 
 from __future__ import annotations
 

@@ -40,7 +40,7 @@ class CpuBackend:
         self.isa = _choose_isa(settings.cpu_isa)
         self.threads = settings.threads or cores
         self._device: _native.Device | None = _native.Device(self.isa, self.threads, cores)
-        self._weights = WeightStore(self._device)
+        self._weights = WeightStore()
         self._states: dict[str, _State] = {}
         self._arena: _native.Region | None = None
         self._bytes: Bytes = np.empty(0, np.uint8)
@@ -56,14 +56,14 @@ class CpuBackend:
 
     def load(self, node: Node, weights: Mapping[str, Weight]) -> int:
         """Repack the weights of `node` for its kernel; returns the bytes newly taken."""
-        self._open()
+        device = self._open()
         taken = 0
         for name in node.weights:
             weight = weights[name]
             if node.op == "embed":
                 taken += self._weights.add_table(weight)
             elif len(weight.spec.shape) == 2:
-                taken += self._weights.add_matrix(weight)
+                taken += self._weights.add_matrix(device, weight)
             else:
                 taken += self._weights.add_vector(weight)
         return taken
@@ -83,7 +83,7 @@ class CpuBackend:
 
     def read_page(self, state: str, page: int) -> bytes:
         """The bytes of one page of a state (layout: native/kv_state.h)."""
-        return self._states[state].pages[page].tobytes()
+        return bytes(self._states[state].pages[page])
 
     def write_page(self, state: str, page: int, data: bytes) -> None:
         """Restore what `read_page` gave."""
@@ -157,7 +157,7 @@ class CpuBackend:
     def close(self) -> None:
         """Free all memory and end the threads."""
         self._device = None
-        self._weights = WeightStore.__new__(WeightStore)
+        self._weights = WeightStore()
         self._states = {}
         self._arena = None
         self._bytes = np.empty(0, np.uint8)

@@ -1,7 +1,8 @@
-"""How many cores and how much memory this process may use, as the system tells it. Linux only facts.
+"""How many cores and how much memory this process may use, as the system tells it.
 
 Control groups bound both below what the machine has: a container that runs as many spinning
-threads as the machine has cores gets throttled, and one that fills the machine's memory gets killed.
+threads as the machine has cores gets throttled, one that fills the machine's memory gets killed.
+Other systems than Linux have no such files; what Python tells of the machine is taken there.
 """
 
 from __future__ import annotations

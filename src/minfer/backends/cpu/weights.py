@@ -37,23 +37,22 @@ class Matrix:
 class WeightStore:
     """What `load` made resident, by the weight's name and the address of its bytes in the file."""
 
-    def __init__(self, device: _native.Device) -> None:
-        self._device = device
+    def __init__(self) -> None:
         self._pool = _native.Pool()
         self._matrices: dict[str, tuple[int, Matrix]] = {}
         self._vectors: dict[str, tuple[int, int]] = {}
         self._tables: dict[str, Weight] = {}
 
-    def add_matrix(self, weight: Weight) -> int:
-        """Repack a matrix; returns the bytes newly taken."""
+    def add_matrix(self, device: _native.Device, weight: Weight) -> int:
+        """Repack a matrix for the kernels of `device`; returns the bytes newly taken."""
         source = weight.data.ctypes.data
         if self._matrices.get(weight.name, (None,))[0] == source:
             return 0
         n_in, n_out = weight.spec.shape
         format_ = _native.Format[weight.spec.dtype.name]
-        nbytes = self._device.packed_bytes(format_, n_in, n_out)
+        nbytes = device.packed_bytes(format_, n_in, n_out)
         address = self._pool.take(nbytes)
-        self._device.pack(format_, n_in, n_out, weight.data, address)
+        device.pack(format_, n_in, n_out, weight.data, address)
         if _is_mapped(weight.data):
             _native.drop_file_pages(weight.data)
         self._matrices[weight.name] = (source, Matrix(format_, n_in, n_out, address))

@@ -302,6 +302,10 @@ void bind_memory(nb::module_& m) {
 
 void bind_device(nb::module_& m) {
     m.def("available_isas", &available_isas);
+    nb::class_<Pace>(m, "Pace")
+        .def(nb::init<int>(), "most"_a)
+        .def_prop_ro("count", &Pace::count)
+        .def("note", &Pace::note, "begin"_a, "end"_a, "lost"_a);
     nb::class_<Device>(m, "Device")
         .def(nb::init<const std::string&, int, int>(), "isa"_a, "threads"_a, "cores"_a)
         .def(
