@@ -1,4 +1,4 @@
-"""The team of threads: its size follows what waiting costs; cores and memory are what we may use."""
+"""The team of threads: its size follows what waiting costs; cores are those we may use."""
 
 from __future__ import annotations
 
