@@ -177,6 +177,19 @@ def test_a_conversation_may_fill_the_whole_cache() -> None:
     assert second.tokens[second.n_prompt :] == expected_tokens([*first.tokens, 2], 10)
 
 
+def test_a_prompt_serves_others_once_it_is_computed() -> None:
+    engine, _ = historian_engine()
+    first = engine.add([3] * 130, ending(50))
+    while first.state is not State.DECODING:
+        engine.step()
+    second = engine.add([3] * 140, ending(2))
+    engine.step()
+    assert (first.state, second.n_cached) == (State.DECODING, 128)
+    assert engine.n_shared_pages == 2
+    run(engine)
+    assert second.tokens[140:] == expected_tokens([3] * 140, 2)
+
+
 def test_counters() -> None:
     engine, _ = historian_engine()
     engine.add([1] * 100, ending(5))

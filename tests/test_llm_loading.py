@@ -157,3 +157,12 @@ def test_a_failing_engine_closes_its_backends(made: dict[str, Sized]) -> None:
             tiny("llama"), Settings(), n_ctx=-5, n_cells=None, max_sequences=1, progress=None
         )
     assert [backend.closed for backend in made.values()] == [True]
+
+
+def test_a_context_beyond_the_training_is_noted(made: dict[str, Sized]) -> None:
+    for n_ctx, n_notices in ((CONFIG.n_ctx_train, 0), (CONFIG.n_ctx_train + 1, 1)):
+        engine, _, notices = loading.make_engine(
+            tiny("llama"), Settings(), n_ctx=n_ctx, n_cells=None, max_sequences=1, progress=None
+        )
+        engine.close()
+        assert len(notices) == n_notices

@@ -79,22 +79,6 @@ def test_some_leave_while_others_go_on(llm: LLM) -> None:
     assert all_free(llm)
 
 
-def test_nobody_waits_while_another_takes_many_steps(llm: LLM) -> None:
-    """All four streams move together: no thread keeps the engine to itself."""
-    counts = [0] * 4
-    spread: list[int] = []
-
-    def body(i: int) -> None:
-        for _ in llm.stream(prompt(1), LONG):
-            counts[i] += 1
-            if min(counts) > 5 and max(counts) < 140:
-                spread.append(max(counts) - min(counts))
-
-    together(4, lambda i: body(i))
-    assert counts == [150] * 4
-    assert sorted(spread)[len(spread) * 9 // 10] <= 8
-
-
 @pytest.mark.parametrize("kind", [BackendError, RuntimeError])
 def test_a_failure_reaches_every_stream(llm: LLM, kind: type[Exception]) -> None:
     compute, calls = llm._engine._compute, [0]

@@ -63,7 +63,7 @@ class LLM:
         tokenizer: its tokenizer.
         template: its chat template.
         load_seconds: how long making it took.
-        notices: what a user should know about the choice of devices.
+        notices: what a user should know about the choice of devices and sizes.
 
     Raises:
         MinferError: of the kind that fits: a name that cannot be resolved, a malformed file, an

@@ -174,6 +174,11 @@ def make_engine(
         )
         if prefill_rows is not None:
             sizes = replace(sizes, prefill_rows=prefill_rows)
+        if sizes.n_ctx > config.n_ctx_train:
+            notices.append(
+                f"a context of {sizes.n_ctx} tokens is more than the {config.n_ctx_train} "
+                "the model was trained for"
+            )
         engine = Engine(config, weights, devices, sizes, settings, progress)
     except BaseException:
         for device in devices:

@@ -31,6 +31,7 @@ from minfer.graph import (
 
 Array = NDArray[Any]
 NUMPY_TYPES: dict[DType, type[np.generic]] = {F32: np.float32, I32: np.int32}
+KV_TYPES: tuple[DType, ...] = (F32, F16, Q8_0)
 
 
 class _KVState:
@@ -74,8 +75,12 @@ class ReferenceBackend:
 
     def supports(self, node: Node, graph: Graph) -> str | None:
         """Everything but weight types that have no definition in NumPy, and fused nodes."""
-        if node.op.startswith("fused_"):
-            return "the reference runs unfused chains only"
+        if node.op not in _OPS:
+            return f"the reference has no function for {node.op}; it runs unfused chains only"
+        state = graph.states.get(getattr(node.attrs, "state", ""))
+        if state is not None and state.dtype not in KV_TYPES:
+            supported = ", ".join(t.name for t in KV_TYPES)
+            return f"{state.name} is {state.dtype}; supported: {supported}"
         for name in node.weights:
             if graph.weights[name].dtype not in WEIGHT_TYPES:
                 supported = ", ".join(t.name for t in WEIGHT_TYPES)
