@@ -13,6 +13,7 @@ import typer
 
 from minfer.cli.loading import open_model
 from minfer.cli.options import Loading, ModelName, Tracing, option, option_name
+from minfer.cli.top import Top
 from minfer.errors import RequestError, ServerError
 from minfer.settings import Settings
 
@@ -53,6 +54,9 @@ class Serving:
     ] = None
     no_metrics: Annotated[bool, _serve("Do not answer /metrics.", "--no-metrics")] = False
     no_slots: Annotated[bool, _serve("Do not answer /slots.", "--no-slots")] = False
+    top: Annotated[
+        bool, _serve("Show what the server is doing, live, instead of a log.", "--top")
+    ] = False
 
 
 @dataclass(frozen=True)
@@ -111,7 +115,8 @@ def serve(
             remedy="Install it with `pip install 'minfer[server]'`",
         ) from None
     config = configuration(serving, limits, Settings.load())
-    log_to_stderr()
+    log = logging.getLogger("minfer.server")
+    log.setLevel(logging.INFO)
 
     def load() -> LLM:
         llm = open_model(
@@ -126,7 +131,16 @@ def serve(
         )
         return llm
 
-    run(load, config, ready=lambda url: print(f"listening on {url}/v1", file=sys.stderr))
+    def ready(url: str) -> None:
+        print(f"listening on {url}/v1", file=sys.stderr)
+        log.addHandler(Top(url, min(config.api_keys, default=None)) if serving.top else _stderr())
+
+    try:
+        run(load, config, ready=ready)
+    finally:
+        for handler in list(log.handlers):
+            log.removeHandler(handler)
+            handler.close()
 
 
 def configuration(serving: Serving, limits: Limits, settings: Settings) -> ServerConfig:
@@ -137,6 +151,8 @@ def configuration(serving: Serving, limits: Limits, settings: Settings) -> Serve
     """
     from minfer.server import ServerConfig
 
+    if serving.top and serving.no_metrics:
+        raise typer.BadParameter("needs /metrics", param_hint="--top")
     keys = {key for key in settings.api_keys.split(",") if key} | set(serving.api_keys or ())
     if serving.api_key_file is not None:
         lines = serving.api_key_file.read_text(encoding="utf-8").split()
@@ -161,13 +177,11 @@ def configuration(serving: Serving, limits: Limits, settings: Settings) -> Serve
         raise typer.BadParameter(error.what, param_hint=option_name(bundle, field)) from None
 
 
-def log_to_stderr() -> None:
-    """Show the server's log: a JSON object a request, and words for everything else."""
+def _stderr() -> logging.Handler:
+    """Shows the server's log: a JSON object a request, and words for everything else."""
     handler = logging.StreamHandler()
     handler.setFormatter(_Lines())
-    log = logging.getLogger("minfer.server")
-    log.addHandler(handler)
-    log.setLevel(logging.INFO)
+    return handler
 
 
 class _Lines(logging.Formatter):

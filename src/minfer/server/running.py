@@ -18,14 +18,15 @@ _log = logging.getLogger("minfer.server")
 
 
 class _Server(uvicorn.Server):
-    """Announces the drain; a second signal ends it."""
+    """Takes a signal as the wish to stop, not as a death: the process then ends well."""
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         if self.should_exit:
             self.force_exit = True
+            _log.warning("stopping without waiting for requests")
         else:
+            self.should_exit = True
             _log.info("draining: accepted requests may end, new ones are refused")
-        super().handle_exit(sig, frame)
 
 
 def serve(
