@@ -211,7 +211,8 @@ class _Lowering:
         )
 
     def _add(self, label: str, args: StepArgs) -> None:
-        self.steps.append(lambda program: program.add(self._device, label, args))
+        device = self._device  # a step must not keep the pass alive, and with it the weights
+        self.steps.append(lambda program: program.add(device, label, args))
 
     # Matrix products
 
@@ -340,10 +341,11 @@ class _Lowering:
                 magnitude=rope.magnitude,
                 table=address,
             )
+            device = self._device
             # It touches nothing of the step before, so the two share a barrier.
             self.steps.append(
                 lambda program: program.add_rope_table(
-                    self._device, "rope table", args, list(rope.inv_freq), joined=True
+                    device, "rope table", args, list(rope.inv_freq), joined=True
                 )
             )
         return _native.Rotation(
@@ -397,10 +399,9 @@ class _Lowering:
         single = _aligned(self._device.attention_single_scratch_bytes(args))
         other = self._device.attention_other_scratch_bytes(args)
         args.scratch = self._scratch_of(single + other)
+        device = self._device
         self.steps.append(
-            lambda program: program.add_attention(
-                self._device, node.name, args, args.scratch + single
-            )
+            lambda program: program.add_attention(device, node.name, args, args.scratch + single)
         )
 
     # Rows and elements

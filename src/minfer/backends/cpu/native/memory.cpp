@@ -1,3 +1,5 @@
+// Mappings in huge pages; what of them is advice may be ignored by the system.
+
 #include "memory.h"
 
 #include <sys/mman.h>

@@ -1,3 +1,5 @@
+// The loop over the steps of a program, and what it checks before and after.
+
 #include "program.h"
 
 #include <chrono>
