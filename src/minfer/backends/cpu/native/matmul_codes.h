@@ -1,7 +1,7 @@
 // Reading a packed panel (matmul_layout.h) into registers: codes, scales and minimums of columns.
 //
-// A panel's 16 columns are kParts registers; a reader looks at one of these parts. Loads repeat
-// where two codes share a plane.
+// A panel's 16 columns are kParts registers; a reader looks at one of these parts. It keeps no
+// registers: loads repeat where two codes share a plane or two groups a factor.
 #pragma once
 
 #include "matmul_layout.h"
@@ -15,18 +15,8 @@ template <Format F>
 struct PanelReader {
     static constexpr Traits kTraits = traits(F);
     static constexpr BlockLayout kLayout{kTraits};
-    static constexpr bool kNested =
-        kTraits.scales == Scales::nested || kTraits.scales == Scales::nibble;
-
     const uint8_t* block;
     int part;
-    vf factor;  // of nested types: what multiplies the integers
-    vf least;
-
-    MINFER_FN PanelReader(const uint8_t* block_, int part_) : block(block_), part(part_) {
-        if constexpr (kNested) factor = half(0);
-        if constexpr (kNested && kTraits.minimum) least = set1(0.0f) - half(kPanel);
-    }
 
     MINFER_FN vf half(int i) const {
         return load_f16(reinterpret_cast<const uint16_t*>(block) + i + part * kWidth);
@@ -41,9 +31,9 @@ struct PanelReader {
             // 2^(e - 128), the doubled numbers' scale; 0 instead of the two subnormal powers.
             return as_vf(shift_left<23>(load_u8(block + part * kWidth))) * set1(0.5f);
         } else if constexpr (kTraits.scales == Scales::nibble) {
-            return factor * to_float(load_u8(integers) & 15);
+            return half(0) * to_float(load_u8(integers) & 15);
         } else {
-            return factor * load_i8(integers);
+            return half(0) * load_i8(integers);
         }
     }
 
@@ -54,9 +44,9 @@ struct PanelReader {
         if constexpr (kTraits.scales == Scales::half) {
             return half(kPanel);
         } else if constexpr (kTraits.scales == Scales::nibble) {
-            return least * to_float(shift_right<4>(load_u8(integers)));
+            return (set1(0.0f) - half(kPanel)) * to_float(shift_right<4>(load_u8(integers)));
         } else {
-            return least * load_i8(integers + kLayout.groups * kPanel);
+            return (set1(0.0f) - half(kPanel)) * load_i8(integers + kLayout.groups * kPanel);
         }
     }
 

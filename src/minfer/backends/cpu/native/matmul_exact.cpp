@@ -39,6 +39,7 @@ MINFER_FN void add_group(const PanelReader<F>& panel, int chunk, const uint8_t* 
         unroll<R>([&](auto r) MINFER_LAMBDA {
             dots[r].template add<plane>(codes, data + r * 64);
         });
+        if constexpr (kWidth == 8) forget_loads();  // AVX2 has 16 registers, all in use
     });
     const vf scale = panel.scale(group);
     unroll<R>([&](auto r) MINFER_LAMBDA { acc[r] = fma(scale, to_float(dots[r].total()), acc[r]); });
@@ -65,7 +66,7 @@ void multiply(const uint8_t* panel, int64_t n_in, const uint8_t* tile, float* ou
         for (int64_t i = 0; i < n_in / t.block; ++i, block += BlockLayout(t).bytes) {
             for (int chunk = 0; chunk < t.block / 32; ++chunk, data += R * 64, sums += R * 2) {
                 unroll<together>([&](auto part) MINFER_LAMBDA {
-                    const PanelReader<F> reader(block, first + part);
+                    const PanelReader<F> reader{block, first + part};
                     add_group<F, R, 0>(reader, chunk, data, sums, acc[part]);
                     if constexpr (t.group == 16) {
                         add_group<F, R, 4>(reader, chunk, data, sums, acc[part]);

@@ -34,7 +34,7 @@ struct alignas(16) RotatedBlock {
 struct alignas(16) WideBlock {
     int8_t high[8][kInt8Rows][4];
     int8_t low[8][kInt8Rows][4];
-    float scale[kInt8Rows];  // of `high`
+    float scale[2][kInt8Rows];   // of `high` alone, of 256 high + low
     int32_t bias[2][kInt8Rows];  // -128 times the sum of high, of low
     int32_t has_low;         // whether any row has a second term
 };

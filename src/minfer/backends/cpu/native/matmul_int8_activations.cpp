@@ -172,15 +172,16 @@ void prepare_wide(const Reader& x, int64_t n_in, WideBlock* out) {
     for (int64_t i = 0; i < blocks; ++i) {
         read_rows(x, 32 * i, v);
         const Four most = largest(v);
-        _mm_store_ps(out[i].scale, most);
+        _mm_store_ps(out[i].scale[0], most);
         squares = _mm_fmadd_ps(most, most, squares);
     }
     const Four limit = _mm_mul_ps(squares, _mm_set1_ps(kStandsOut / float(blocks)));
     for (int64_t i = 0; i < blocks; ++i, ++out) {
         read_rows(x, 32 * i, v);
-        const Four most = _mm_load_ps(out->scale);
+        const Four most = _mm_load_ps(out->scale[0]);
         const unsigned two = _mm_cmp_ps_mask(_mm_mul_ps(most, most), limit, _CMP_GT_OQ);
-        _mm_store_ps(out->scale, scales_of(most));
+        _mm_store_ps(out->scale[0], scales_of(most));
+        _mm_store_ps(out->scale[1], _mm_mul_ps(scales_of(most), _mm_set1_ps(1.0f / 256)));
         alignas(16) float inverse[kInt8Rows];
         _mm_store_ps(inverse, inverse_of(most));
         __m128i high_sum[2], low_sum[2];

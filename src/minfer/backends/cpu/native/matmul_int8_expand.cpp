@@ -54,7 +54,7 @@ void expand(int64_t n_in, const uint8_t* panel, uint8_t* codes_out, float* scale
     // Rotated codes are taken about their middle, so that they and their transform fit a byte.
     constexpr int centre = !t.minimum ? t.offset : 1 << (t.bits - 1);
     for (int64_t i = 0; i < n_in / t.block; ++i, panel += BlockLayout(t).bytes) {
-        const PanelReader<F> reader(panel, 0);
+        const PanelReader<F> reader{panel, 0};
         for (int chunk = 0; chunk < t.block / 32; ++chunk) {
             vb codes[8];
             read_codes(reader, chunk, codes);

@@ -100,20 +100,17 @@ void multiply_wide(int64_t n_in, const uint8_t* weights, const float* scales, co
     Sums sums;
     for_each([&](auto r, auto p) MINFER_LAMBDA { sums[r][p] = set1(0.0f); });
     for (int64_t i = 0; i < n_in / 32; ++i, ++a, weights += 32 * kPair * kPanel) {
-        Dots high;
-        start(high, a->bias[0]);
-        dot<0, 8>(high, weights, a->high);
+        Dots dots;
+        start(dots, a->bias[0]);
+        dot<0, 8>(dots, weights, a->high);
+        forget_loads();
         if (a->has_low) {
             for_each([&](auto r, auto p) MINFER_LAMBDA {
-                high[r][p] = shift_left<8>(high[r][p]) + iset1(a->bias[1][r]);
+                dots[r][p] = shift_left<8>(dots[r][p]) + iset1(a->bias[1][r]);
             });
-            dot<0, 8>(high, weights, a->low);
-            float row_scales[kInt8Rows];
-            for (int r = 0; r < kInt8Rows; ++r) row_scales[r] = a->scale[r] * 0x1p-8f;
-            scale_and_add(sums, high, scales, row_scales);
-        } else {
-            scale_and_add(sums, high, scales, a->scale);
+            dot<0, 8>(dots, weights, a->low);
         }
+        scale_and_add(sums, dots, scales, a->scale[a->has_low]);
         scales += kPair * kPanel;
     }
     for_each([&](auto r, auto p) MINFER_LAMBDA {

@@ -60,7 +60,7 @@ constexpr int64_t tile_bytes(Form form, int64_t n_in, int64_t rows) {
     switch (form) {
         case Form::numbers: return round_up(4 * n_in * rows, 64);
         case Form::exact: return round_up((n_in / 32 * (64 + 8) + 4) * rows, 64);
-        case Form::wide: return round_up(n_in / 32 * 320, 64) * ((rows + 3) / 4);
+        case Form::wide: return round_up(n_in / 32 * 336, 64) * ((rows + 3) / 4);
         default: return round_up(n_in / 32 * 208, 64) * ((rows + 3) / 4);
     }
 }
