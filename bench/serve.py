@@ -159,7 +159,7 @@ def _quantile(ordered: list[float], share: float) -> float:
 
 
 @contextmanager
-def running(command: list[str], port: int) -> Iterator[None]:
+def running(command: list[str], port: int) -> Iterator[subprocess.Popen[bytes]]:
     """A server on a port while the block runs."""
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
@@ -168,7 +168,7 @@ def running(command: list[str], port: int) -> Iterator[None]:
             if process.poll() is not None or perf_counter() > end:
                 raise RuntimeError(f"does not start: {' '.join(command)}")
             sleep(0.1)
-        yield
+        yield process
     finally:
         process.terminate()
         process.wait(30)
