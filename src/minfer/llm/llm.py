@@ -12,6 +12,7 @@ from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from threading import Lock
 from time import perf_counter
 from types import TracebackType
 from typing import Any
@@ -32,7 +33,7 @@ from minfer.llm.stream import PieceStream
 from minfer.llm.turns import FairLock
 from minfer.scheduler import Plan
 from minfer.settings import Settings
-from minfer.text import ChatTemplate, TextStream, Tokenizer
+from minfer.text import ChatTemplate, Grammar, GrammarCompiler, GrammarKind, TextStream, Tokenizer
 from minfer.trace import Recorder, open_sink, record
 
 Message = Mapping[str, Any]
@@ -116,6 +117,8 @@ class LLM:
         self._inboxes: dict[Run, deque[Event]] = {}
         self._abandoned: deque[Run] = deque()
         self._lent = False
+        self._compiler: GrammarCompiler | None = None
+        self._compiling = Lock()
         self._recorder: Recorder | None = None
         self._closed = False
         self.info = model_info(self.path, self._file, self._config, self._engine)
@@ -275,6 +278,32 @@ class LLM:
     def n_ctx(self) -> int:
         """Tokens of context."""
         return self._engine.config.n_ctx
+
+    @property
+    def grammars(self) -> GrammarCompiler:
+        """The compiler of grammars for this vocabulary; the first use takes up to a second.
+
+        Raises:
+            UnsupportedError: if the extra `grammar` is not installed.
+        """
+        with self._compiling:
+            if self._compiler is None:
+                self._compiler = GrammarCompiler(self.tokenizer)
+            return self._compiler
+
+    def constraint(self, source: Any, kind: GrammarKind = "json_schema") -> Constraint:
+        """A grammar for one answer, to be given to `stream`, `generate` or `chat`.
+
+        Args:
+            source: a JSON schema as an object, or text in the notation of `kind`.
+            kind: `json_schema`, `regex`, `lark` or `gbnf`.
+
+        Raises:
+            GrammarError: for what is malformed or cannot be enforced, with its place.
+            UnsupportedError: if the extra `grammar` is not installed.
+        """
+        grammar = Grammar(kind, source)
+        return self.grammars.compile("start: @answer", {"answer": grammar})()
 
     def lend_engine(self) -> Engine:
         """Hand the engine to a caller that drives it alone, such as a server's thread.

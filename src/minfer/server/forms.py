@@ -40,7 +40,7 @@ def held_to(
     if form is None:
         return lambda: None
     return compile_form(
-        service.grammars,
+        service.llm.grammars,
         form,
         template=service.llm.template.source,
         reasoning=None if prompt is None else service.style.reasoning,

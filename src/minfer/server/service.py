@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from threading import Lock
 from time import perf_counter, time
 from typing import Annotated, Any, TypeVar
 
@@ -18,7 +17,7 @@ from minfer.server.errors import ApiError
 from minfer.server.metrics import Metrics
 from minfer.server.schema import Body, Sampling
 from minfer.server.worker import Worker
-from minfer.text import GrammarCompiler, ReplyStyle
+from minfer.text import ReplyStyle
 
 _Result = TypeVar("_Result")
 
@@ -46,25 +45,11 @@ class Service:
         self.style = ReplyStyle.of(llm.template)
         self.marks = self.style.marks(llm.tokenizer)
         self.fingerprint = f"minfer-{__version__}-{llm.info.architecture}-{llm.info.file_type}"
-        self._compiler: GrammarCompiler | None = None
-        self._compiling = Lock()
         self.worker = Worker(llm.lend_engine(), max_waiting=config.max_waiting)
 
     def answer(self, request: Request, wanted: Sequence[Wanted]) -> Answer:
         """The sequences a request asks for; not queued before they are entered."""
         return Answer(self.llm, self.worker, self.metrics, wanted, client_of(request))
-
-    @property
-    def grammars(self) -> GrammarCompiler:
-        """The compiler of grammars; the first use takes up to a second.
-
-        Raises:
-            UnsupportedError: if grammars are not installed.
-        """
-        with self._compiling:
-            if self._compiler is None:
-                self._compiler = GrammarCompiler(self.llm.tokenizer)
-            return self._compiler
 
     def close(self) -> None:
         """End all work and free the model."""

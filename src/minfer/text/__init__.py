@@ -4,7 +4,7 @@ Everything here is built from a GGUF file's metadata, given as a mapping; no fil
 """
 
 from minfer.text.formats import Form, compile_form
-from minfer.text.grammar import Grammar, GrammarCompiler, Matcher
+from minfer.text.grammar import Grammar, GrammarCompiler, GrammarKind, Matcher
 from minfer.text.pretokenizers import PRE_TOKENIZERS
 from minfer.text.reply import Reply, ReplyParser, ReplyStyle, parse_reply
 from minfer.text.stream import StopStrings, TextStream
@@ -18,6 +18,7 @@ __all__ = [
     "Form",
     "Grammar",
     "GrammarCompiler",
+    "GrammarKind",
     "Matcher",
     "Reply",
     "ReplyParser",

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from minfer.errors import GrammarError, UnsupportedError
 from minfer.text.tokenizer import Tokenizer
 
-Kind = Literal["json_schema", "lark", "regex", "gbnf"]
+GrammarKind = Literal["json_schema", "lark", "regex", "gbnf"]
 
 SPACE = r"[ \t\n\r]{0,16}"
 """White space between JSON's parts: a model that cannot stop writing it would never end."""
@@ -40,7 +40,7 @@ class Grammar:
         where: what to call it in errors.
     """
 
-    kind: Kind
+    kind: GrammarKind
     source: Any
     where: str = "grammar"
 
