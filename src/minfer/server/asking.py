@@ -57,6 +57,7 @@ def prepare(service: Service, body: ChatRequest) -> Asked:
     ids = service.llm.template.encode(
         tokenizer, [m.plain() for m in body.messages], tools=tools or None, **variables
     )
+    service.check_length(len(ids))
     tail = tokenizer.decode(ids[-TAIL:])
     constraint = held_to(service, form, tail)
     return Asked(

@@ -6,13 +6,13 @@ Both ways make the same turns from the same pieces; a stream only shows them ear
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Sequence
-from time import perf_counter, time
+from time import time
 from typing import Any
 from uuid import uuid4
 
 from fastapi import APIRouter
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
 
 from minfer.engine import Choice
 from minfer.llm import Usage
@@ -21,16 +21,15 @@ from minfer.server.asking import Asked, prepare
 from minfer.server.chat_schema import ChatRequest
 from minfer.server.logprobs import chat_logprobs
 from minfer.server.reading import StrictRoute
+from minfer.server.replies import send
 from minfer.server.service import (
     Ready,
     Service,
     in_thread,
     note_body,
-    note_usage,
     timings_body,
     usage_body,
 )
-from minfer.server.streams import EventStream, while_there
 from minfer.server.turns import Turn
 from minfer.text import Reply, ReplyParser, ToolCall
 
@@ -43,29 +42,9 @@ async def chat(request: Request, body: ChatRequest, service: Ready) -> Response:
     """Answer a conversation, streaming or not."""
     request.state.fields = {"prompt": "messages", "text": "messages"}
     note_body(request, body)
-    began = perf_counter()
-    config = service.config
     asked = await in_thread(prepare, service, body)
-    answer = service.answer(request, asked.wanted)
-    reply = ChatReply(service, body, asked, answer)
-    if not body.stream:
-        whole = await while_there(request.receive, reply.whole(), config.timeout)
-        note_usage(request, reply.usages, began)
-        return JSONResponse(whole)
-    await while_there(request.receive, answer.begin(), config.timeout)
-
-    async def noted() -> AsyncGenerator[dict[str, Any], None]:
-        async for chunk in reply.chunks():
-            yield chunk
-        note_usage(request, reply.usages, began)
-
-    return EventStream(
-        request,
-        noted(),
-        close=answer.close,
-        timeout=config.timeout,
-        ping=config.ping_seconds,
-    )
+    reply = ChatReply(service, body, asked, service.answer(request, asked.wanted))
+    return await send(request, service, reply, stream=body.stream)
 
 
 class ChatReply:
@@ -74,7 +53,7 @@ class ChatReply:
     def __init__(self, service: Service, body: ChatRequest, asked: Asked, answer: Answer) -> None:
         self._service = service
         self._body = body
-        self._answer = answer
+        self.answer = answer
         self._turns = [
             Turn(ReplyParser(service.style, prompt=asked.tail, tools=asked.tools))
             for _ in asked.wanted
@@ -93,7 +72,7 @@ class ChatReply:
 
     async def whole(self) -> dict[str, Any]:
         """The answer when it is complete."""
-        async with self._answer as answer:
+        async with self.answer as answer:
             async for index, piece in answer:
                 self._turns[index].take(piece, one_call=not self._body.parallel_tool_calls)
         return {
@@ -101,13 +80,13 @@ class ChatReply:
             "object": "chat.completion",
             "choices": [self._choice(index, turn) for index, turn in enumerate(self._turns)],
             **self._figures(),
-            "seed": self._answer.seed(0),
+            "seed": self.answer.seed(0),
         }
 
-    async def chunks(self) -> AsyncGenerator[dict[str, Any], None]:
+    async def events(self) -> AsyncGenerator[dict[str, Any], None]:
         """The answer as it is made."""
         wants_usage = self._body.stream_options.include_usage
-        async with self._answer as answer:
+        async with self.answer as answer:
             for index in range(len(self._turns)):
                 yield self._chunk(index, {"role": "assistant", "content": ""})
             async for index, piece in answer:

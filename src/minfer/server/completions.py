@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from time import perf_counter, time
+from time import time
 from typing import Annotated, Any
 from uuid import uuid4
 
@@ -14,7 +14,7 @@ from fastapi import APIRouter
 from numpy.typing import NDArray
 from pydantic import Field
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
 
 from minfer.engine import Choice, Engine, log_softmax, top_candidates
 from minfer.llm import Piece, Usage
@@ -23,17 +23,17 @@ from minfer.server.errors import invalid
 from minfer.server.forms import answer_grammar, held_to
 from minfer.server.logprobs import text_logprobs
 from minfer.server.reading import StrictRoute
+from minfer.server.replies import send
 from minfer.server.schema import Sampling, TextInput, TopLogprobs, as_list
 from minfer.server.service import (
     Ready,
     Service,
     in_thread,
     note_body,
-    note_usage,
     timings_body,
     usage_body,
 )
-from minfer.server.streams import EventStream, while_there
+from minfer.server.streams import while_there
 from minfer.text import Form
 
 router = APIRouter(route_class=StrictRoute, tags=["OpenAI"])
@@ -63,31 +63,12 @@ async def complete(request: Request, body: CompletionRequest, service: Ready) ->
     """Continue texts, streaming or not."""
     request.state.fields = {"text": "prompt", "ids": "prompt"}
     note_body(request, body)
-    began = perf_counter()
-    config = service.config
     texts = await in_thread(prepare, service, body)
     answer = service.answer(request, [text.wanted for text in texts])
     reply = TextReply(service, body, texts, answer)
     if body.echo and body.logprobs is not None:
-        await while_there(request.receive, reply.score_prompts(), config.timeout)
-    if not body.stream:
-        whole = await while_there(request.receive, reply.whole(), config.timeout)
-        note_usage(request, reply.usages, began)
-        return JSONResponse(whole)
-    await while_there(request.receive, answer.begin(), config.timeout)
-
-    async def noted() -> AsyncGenerator[dict[str, Any], None]:
-        async for chunk in reply.chunks():
-            yield chunk
-        note_usage(request, reply.usages, began)
-
-    return EventStream(
-        request,
-        noted(),
-        close=answer.close,
-        timeout=config.timeout,
-        ping=config.ping_seconds,
-    )
+        await while_there(request.receive, reply.score_prompts(), service.config.timeout)
+    return await send(request, service, reply, stream=body.stream)
 
 
 @dataclass
@@ -149,6 +130,7 @@ def prepare(service: Service, body: CompletionRequest) -> list[Text]:
     texts = []
     for prompt in body.prompts:
         ids = service.llm.encode(prompt)
+        service.check_length(len(ids))
         echo = ""
         if body.echo:
             echo = prompt if isinstance(prompt, str) else service.llm.detokenize(prompt)
@@ -165,7 +147,7 @@ class TextReply:
         self._service = service
         self._body = body
         self._texts = texts
-        self._answer = answer
+        self.answer = answer
         self._head = {
             "id": f"cmpl-{uuid4().hex}",
             "object": "text_completion",
@@ -192,7 +174,7 @@ class TextReply:
 
     async def whole(self) -> dict[str, Any]:
         """The answer when it is complete."""
-        async with self._answer as answer:
+        async with self.answer as answer:
             async for index, piece in answer:
                 self._texts[index].take(piece)
         n_prompts = len(self._body.prompts)
@@ -210,13 +192,13 @@ class TextReply:
                 for index, text in enumerate(chosen)
             ],
             **self._figures(),
-            "seed": self._answer.seed(0),
+            "seed": self.answer.seed(0),
         }
 
-    async def chunks(self) -> AsyncGenerator[dict[str, Any], None]:
+    async def events(self) -> AsyncGenerator[dict[str, Any], None]:
         """The answer as it is made."""
         wants_usage = self._body.stream_options.include_usage
-        async with self._answer as answer:
+        async with self.answer as answer:
             for index, text in enumerate(self._texts):
                 if text.echo:
                     yield self._chunk(index, text.echo, text.before, 0, text)

@@ -52,6 +52,7 @@ async def embed(request: Request, body: EmbeddingRequest, service: Ready) -> Res
     for at, ids in enumerate(encoded):
         if not ids:
             raise invalid("is empty", f"input[{at}]" if isinstance(body.input, list) else "input")
+        service.check_length(len(ids), room=0)
 
     async def vectors() -> list[NDArray[np.float32]]:
         found = []

@@ -9,13 +9,13 @@ from __future__ import annotations
 import logging
 from collections.abc import AsyncGenerator, Iterator
 from dataclasses import dataclass, field
-from time import perf_counter, time
+from time import time
 from typing import Any
 from uuid import uuid4
 
 from fastapi import APIRouter
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
 
 from minfer.llm import Piece, Usage
 from minfer.server.answers import Answer
@@ -23,9 +23,9 @@ from minfer.server.asking import Asked, prepare
 from minfer.server.errors import api_error
 from minfer.server.logprobs import chat_logprobs
 from minfer.server.reading import StrictRoute
+from minfer.server.replies import send
 from minfer.server.responses_schema import ResponsesRequest
-from minfer.server.service import Ready, Service, in_thread, note_unknown, note_usage
-from minfer.server.streams import EventStream, while_there
+from minfer.server.service import Ready, Service, in_thread, note_unknown
 from minfer.server.turns import Turn
 from minfer.text import Reply, ReplyParser
 
@@ -42,30 +42,9 @@ async def respond(request: Request, body: ResponsesRequest, service: Ready) -> R
     request.state.fields = FIELDS
     request.state.note["stream"] = body.stream
     note_unknown(request, body)
-    began = perf_counter()
-    config = service.config
     asked = await in_thread(lambda: prepare(service, body.as_chat()))
-    answer = service.answer(request, asked.wanted)
-    writer = Writer(service, body, asked, answer)
-    if not body.stream:
-        whole = await while_there(request.receive, writer.whole(), config.timeout)
-        note_usage(request, writer.usages, began)
-        return JSONResponse(whole)
-    await while_there(request.receive, answer.begin(), config.timeout)
-
-    async def noted() -> AsyncGenerator[Event, None]:
-        async for event in writer.events():
-            yield event
-        note_usage(request, writer.usages, began)
-
-    return EventStream(
-        request,
-        noted(),
-        close=answer.close,
-        timeout=config.timeout,
-        ping=config.ping_seconds,
-        done=None,
-    )
+    reply = ItemReply(service, body, asked, service.answer(request, asked.wanted))
+    return await send(request, service, reply, stream=body.stream, done=None)
 
 
 @dataclass
@@ -112,7 +91,7 @@ class Item:
         }
 
 
-class Writer:
+class ItemReply:
     """Writes one response, whole or as events; one of the two is used, once."""
 
     def __init__(
@@ -120,7 +99,7 @@ class Writer:
     ) -> None:
         self._service = service
         self._body = body
-        self._answer = answer
+        self.answer = answer
         self._turn = Turn(ReplyParser(service.style, prompt=asked.tail, tools=asked.tools))
         self._output: list[dict[str, Any]] = []
         self._open: Item | None = None
@@ -154,7 +133,7 @@ class Writer:
 
     async def whole(self) -> dict[str, Any]:
         """The response when it is complete."""
-        async with self._answer as answer:
+        async with self.answer as answer:
             async for _, piece in answer:
                 for _ in self._take(piece):
                     continue
@@ -165,7 +144,7 @@ class Writer:
         yield self._event("response.created", response=self._response("in_progress"))
         yield self._event("response.in_progress", response=self._response("in_progress"))
         try:
-            async with self._answer as answer:
+            async with self.answer as answer:
                 async for _, piece in answer:
                     for event in self._take(piece):
                         yield event

@@ -13,6 +13,7 @@ from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, model_val
 from minfer.engine import MAX_LOGPROBS, SamplingParams
 
 MAX_STOPS = 16
+MAX_BIASES = 1024  # each costs time at every token
 
 
 class Body(BaseModel):
@@ -52,6 +53,7 @@ TextInput = Annotated[
     Discriminator(_kind),
 ]
 """A text or several, each as a string or as token ids."""
+Biases = Annotated[dict[str, float], Field(max_length=MAX_BIASES)]
 Seed = Annotated[int, Field(ge=-(2**63), lt=2**63)]
 
 
@@ -100,9 +102,7 @@ class Sampling(Body):
     top_p: float = 1.0
     frequency_penalty: float = 0.0
     presence_penalty: float = 0.0
-    logit_bias: dict[str, float] = Field(
-        default={}, description="Token id -> number added to its logit."
-    )
+    logit_bias: Biases = Field(default={}, description="Token id -> number added to its logit.")
     stop: Stops = Field(default=[], description="Texts that end the answer.")
     seed: Seed | None = Field(default=None, description="Makes an answer repeatable; -1 draws one.")
     user: str = ""

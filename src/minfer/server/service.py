@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from time import perf_counter, time
+from time import time
 from typing import Annotated, Any, TypeVar
 
 from fastapi import Depends
 from starlette.requests import Request
 
+from minfer.errors import ContextFullError
 from minfer.llm import LLM, Usage
 from minfer.server.answers import Answer, Wanted
 from minfer.server.config import ServerConfig
@@ -50,6 +51,15 @@ class Service:
     def answer(self, request: Request, wanted: Sequence[Wanted]) -> Answer:
         """The sequences a request asks for; not queued before they are entered."""
         return Answer(self.llm, self.worker, self.metrics, wanted, client_of(request))
+
+    def check_length(self, n_tokens: int, *, room: int = 1) -> None:
+        """Refuse a prompt that cannot fit, before the engine has to look at it.
+
+        Raises:
+            ContextFullError: if it leaves no place for `room` more tokens.
+        """
+        if n_tokens + room > self.llm.n_ctx:
+            raise ContextFullError(n_tokens, self.llm.n_ctx)
 
     def close(self) -> None:
         """End all work and free the model."""
@@ -95,18 +105,6 @@ def note_unknown(request: Request, body: Body) -> None:
     """Add the fields nobody read to a request's line in the log."""
     if body.unknown:
         request.state.note["ignored"] = body.unknown
-
-
-def note_usage(request: Request, usages: Sequence[Usage], began: float) -> None:
-    """Add what a request used to its line in the log."""
-    request.state.note.update(
-        prompt_tokens=sum(u.prompt_tokens for u in usages),
-        cached_tokens=sum(u.cached_tokens for u in usages),
-        completion_tokens=sum(u.completion_tokens for u in usages),
-        prompt_ms=round(sum(u.prompt_seconds for u in usages) * 1e3, 1),
-        decode_ms=round(sum(u.decode_seconds for u in usages) * 1e3, 1),
-        answer_ms=round((perf_counter() - began) * 1e3, 1),
-    )
 
 
 def usage_body(usages: Sequence[Usage], *, prompts: int, reasoning: int = 0) -> dict[str, Any]:

@@ -64,7 +64,7 @@ async def while_there(
     finally:
         for task in (doing, watching):
             task.cancel()
-        await asyncio.wait((doing, watching))
+        await asyncio.gather(doing, watching, return_exceptions=True)
 
 
 async def _gone(receive: Receive) -> None:
@@ -83,7 +83,7 @@ class EventStream(Response):
         close: called at the end, however it comes.
         timeout: seconds it may take.
         ping: seconds of silence after which a comment is sent.
-        done: the last line of data.
+        done: the last line of data, if there is one.
     """
 
     media_type = "text/event-stream"
@@ -96,7 +96,7 @@ class EventStream(Response):
         close: Callable[[], None],
         timeout: float,
         ping: float,
-        done: str | None = "[DONE]",
+        done: str | None,
     ) -> None:
         super().__init__(headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
         del self.headers["content-length"]
