@@ -58,14 +58,15 @@ class Historian(ReferenceBackend):
 
     name = "historian"
 
-    def __init__(self) -> None:
+    def __init__(self, *, chooses: bool = True) -> None:
         super().__init__()
+        self.chooses = chooses
         self.cells = np.full((0, 2), -1, np.int32)  # token, position
         self.n_runs = 0
         self.fail: Callable[[int], Exception | None] = lambda n_runs: None
 
     def supports(self, node: Node, graph: Graph) -> str | None:
-        return None
+        return None if node.op != "sample" or self.chooses else "asked not to choose"
 
     def load(self, node: Node, weights: Mapping[str, Weight]) -> int:
         return 0
@@ -86,7 +87,10 @@ class Historian(ReferenceBackend):
 
     def compile(self, split: Split) -> Callable[[], None]:
         inputs = {name: self._view(node, split) for name, node in split.graph.inputs.items()}
-        logits = self._view(split.graph.nodes[split.graph.outputs[0]], split)
+        last = split.graph.nodes[split.graph.outputs[0]]
+        output = self._view(last, split)
+        chooses = last.op == "sample"
+        n_vocab = split.graph.nodes[last.srcs[0]].shape[1] if chooses else last.shape[1]
 
         def run() -> None:
             self.n_runs += 1
@@ -99,10 +103,14 @@ class Historian(ReferenceBackend):
             self.cells[inputs["cells"][stored], 0] = inputs["token_ids"][stored]
             self.cells[inputs["cells"][stored], 1] = inputs["positions"][stored]
             assert stored.sum() == inputs["counts"][:2].sum()
-            logits[:] = 0.0
+            output[:] = 0
             for out, row in enumerate(inputs["out_rows"][: inputs["counts"][2]]):
                 history = self._history(inputs["page_table"][inputs["seqs"][row]], inputs, row)
-                logits[out, next_token(history, logits.shape[1])] = 1.0
+                token = next_token(history, n_vocab)
+                if chooses:
+                    output[out] = token
+                else:
+                    output[out, token] = 1.0
 
         return run
 

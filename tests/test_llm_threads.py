@@ -7,7 +7,9 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 
+import numpy as np
 import pytest
+from numpy.typing import NDArray
 from tiny_models import path_of
 
 from minfer.engine import SamplingParams
@@ -81,15 +83,16 @@ def test_some_leave_while_others_go_on(llm: LLM) -> None:
 
 @pytest.mark.parametrize("kind", [BackendError, RuntimeError])
 def test_a_failure_reaches_every_stream(llm: LLM, kind: type[Exception]) -> None:
-    compute, calls = llm._engine._compute, [0]
+    backend, calls = llm._engine._devices[0].backend, [0]
+    upload = backend.upload
 
-    def breaking(chunks: list[object]) -> object:
+    def breaking(offset: int, array: NDArray[np.generic]) -> None:
         calls[0] += 1
         if calls[0] > 20:
             raise kind("the device is gone")
-        return compute(chunks)  # type: ignore[arg-type]
+        upload(offset, array)
 
-    llm._engine._compute = breaking  # type: ignore[method-assign,assignment]
+    backend.upload = breaking  # type: ignore[method-assign]
     found = together(8, lambda i: llm.generate(prompt(1), LONG))
     assert [type(f) for f in found] == [kind] * 8
     assert all_free(llm)

@@ -118,6 +118,14 @@ class Backend(Protocol):
     ) -> NDArray[np.generic]:
         """Wait for the work before, and copy out of the arena."""
 
+    def fetch(
+        self, offset: int, shape: tuple[int, ...], dtype: np.dtype[np.generic]
+    ) -> Callable[[], NDArray[np.generic]]:
+        """Enqueue a copy out of the arena; the result waits for it, not for what comes after."""
+
+    def move(self, source: int, target: int, nbytes: int) -> None:
+        """Copy within the arena, ordered with the work."""
+
     def compile(self, split: Split) -> Callable[[], None]:
         """Specialise and check everything; the result enqueues the split's work and takes nothing.
 

@@ -20,17 +20,19 @@ class Chunk:
         start: position of the first.
         count: how many.
         single: whether they take the row-at-a-time path (generated tokens always do).
+        ahead: whether it is the token that a step under way is choosing.
     """
 
     sequence: Sequence
     start: int
     count: int
     single: bool
+    ahead: bool = False
 
     @property
     def wants_logits(self) -> bool:
-        """Whether its last row is the sequence's last known token."""
-        return self.start + self.count == len(self.sequence.tokens)
+        """Whether its last row is the sequence's last token, as far as tokens are known."""
+        return self.ahead or self.start + self.count == len(self.sequence.tokens)
 
 
 def pick(running: Seq[Sequence], max_single: int, max_other: int) -> list[Chunk]:

@@ -9,8 +9,10 @@ from __future__ import annotations
 import itertools
 import operator
 from bisect import insort
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from collections.abc import Sequence as Seq
+from dataclasses import replace
 from time import perf_counter
 from typing import Protocol
 
@@ -20,18 +22,19 @@ from numpy.typing import NDArray
 from minfer.backends import Backend, Weight
 from minfer.engine.batcher import Chunk, bucket, pick
 from minfer.engine.config import Counters, EngineConfig
+from minfer.engine.flight import Flight, can_fly, follow, next_chunks, take_off
 from minfer.engine.inputs import fill
 from minfer.engine.lane import Lane, Wanted
 from minfer.engine.pace import Pace
 from minfer.engine.params import SamplingParams
 from minfer.engine.plans import PlanCache
-from minfer.engine.sampling import Constraint, Sampler
+from minfer.engine.sampling import Choice, Constraint, Sampler, no_finite_logits
 from minfer.engine.sequence import Event, FinishReason, Sequence, State
 from minfer.engine.space import KVSpace
 from minfer.engine.waiting import Waiting
 from minfer.errors import BusyError, ClosedError, ContextFullError, RequestError
 from minfer.graph import PAGE
-from minfer.models import DecoderConfig, StepShape
+from minfer.models import DecoderConfig, StepShape, build_decoder
 from minfer.scheduler import CompiledPlan, Device, Plan, load_weights
 from minfer.settings import Settings
 
@@ -80,6 +83,9 @@ class Engine:
         self._refused: tuple[Sequence, int] | None = None
         self._arrivals = itertools.count()
         self._events: list[tuple[Sequence, Event]] = []
+        self._flights: deque[Flight] = deque()
+        self._landed = 0.0
+        self._chooses_on_device = self._supports_sampling()
         self._closed = False
 
     # -- requests ---------------------------------------------------------------------------
@@ -172,21 +178,82 @@ class Engine:
     def step(self) -> list[tuple[Sequence, Event]]:
         """Compute one batch; answer what it brought each sequence."""
         self._check_open()
-        self._admit()
-        streaming = any(s.state is State.DECODING for s in self._running)
-        n_other = self._pace.rows(beside_streams=streaming)
-        chunks = self._place(pick(self._running, self._max_single, n_other))
-        if chunks:
-            began = perf_counter()
-            try:
-                logits = self._compute(chunks)
-            except Exception as error:  # whatever failed, every stream of the batch must hear it
-                for chunk in chunks:
-                    self._finish(chunk.sequence, "error", error)
-            else:
-                self._advance(chunks, logits, perf_counter() - began)
+        if not self._flights:
+            self._admit()
+            streaming = any(s.state is State.DECODING for s in self._running)
+            n_other = self._pace.rows(beside_streams=streaming)
+            chunks = self._place(pick(self._running, self._max_single, n_other))
+            if chunks:
+                self._begin(chunks)
+        if self._flights:
+            self._follow()
+            self._land()
         events, self._events = self._events, []
         return events
+
+    def _begin(self, chunks: list[Chunk]) -> None:
+        """Compute a batch, or only start it where the device chooses its tokens."""
+        began = perf_counter()
+        try:
+            if self._chooses_on_device and self._watcher is None and can_fly(chunks):
+                shape = self._shape_of(chunks)
+                compiled = self._plans.get(replace(shape, sampled=True))
+                self._flights.append(take_off(compiled, chunks))
+                return
+            logits = self._compute(chunks)
+        except Exception as error:  # whatever failed, every stream of the batch must hear it
+            self._fail(chunks, error)
+        else:
+            self._advance(chunks, logits, perf_counter() - began)
+
+    def _follow(self) -> None:
+        """Start the next step behind the one under way, if its rows are certain to go on."""
+        flight = self._flights[-1]
+        runs = [c.sequence for c in flight.chunks]
+        if self._watcher is not None or runs != self._running or self._may_admit():
+            return
+        if any(run.n_generated + 2 > run.max_tokens for run in runs):
+            return
+        chunks = next_chunks(flight)
+        if not all(self._space.grow(c.sequence, c.start + 1) for c in chunks):
+            return
+        try:
+            self._flights.append(follow(flight, chunks))
+        except Exception as error:
+            self._fail(chunks, error)
+
+    def _land(self) -> None:
+        """Read the oldest step under way; sequences that have ended since are left alone."""
+        flight = self._flights.popleft()
+        chunks = [c for c in flight.chunks if c.sequence.slot >= 0]
+        try:
+            ids = flight.ids().tolist()
+        except Exception as error:
+            self._fail(chunks, error)
+            return
+        began = max(flight.began, self._landed)
+        self._landed = perf_counter()
+        self._note(flight.chunks, self._landed - began)
+        for chunk, token in zip(flight.chunks, ids, strict=True):
+            sequence = chunk.sequence
+            if sequence.slot < 0:
+                continue
+            if token < 0:
+                self._finish(sequence, "error", no_finite_logits())
+            else:
+                self._accept(chunk, Choice(token))
+        if not self._running:
+            self._flights.clear()
+
+    def _settle(self) -> None:
+        """Read every step under way, before something else uses the arenas."""
+        while self._flights:
+            self._land()
+
+    def _fail(self, chunks: Seq[Chunk], error: Exception) -> None:
+        for chunk in chunks:
+            if chunk.sequence.state is not State.FINISHED:
+                self._finish(chunk.sequence, "error", error)
 
     def _compute(self, chunks: list[Chunk]) -> NDArray[np.float32]:
         """Run the batch; the logits of the rows that want them."""
@@ -198,7 +265,7 @@ class Engine:
     def _admit(self) -> None:
         """Let waiting sequences run, in turn, while there are slots and pages for them."""
         while self._space.has_slot and (sequence := self._waiting.next(self._running)):
-            if self._refused == (sequence, self._space.n_left):
+            if self._is_refused(sequence):
                 return
             try:
                 entered = self._space.enter(sequence)
@@ -210,6 +277,15 @@ class Engine:
                 return
             self._waiting.remove(sequence)
             self._start(sequence)
+
+    def _is_refused(self, sequence: Sequence) -> bool:
+        """Whether it did not fit, and nothing has left since."""
+        return self._refused == (sequence, self._space.n_left)
+
+    def _may_admit(self) -> bool:
+        """Whether somebody waits who might fit."""
+        sequence = self._waiting.next(self._running)
+        return sequence is not None and not self._is_refused(sequence)
 
     def _start(self, sequence: Sequence) -> None:
         if not sequence.n_preempted:
@@ -238,14 +314,18 @@ class Engine:
         self.counters.preemptions += 1
         self._waiting.put_back(sequence)
 
-    def _advance(self, chunks: list[Chunk], logits: NDArray[np.float32], seconds: float) -> None:
-        """Move every sequence past what was computed, and choose the next tokens."""
+    def _note(self, chunks: Seq[Chunk], seconds: float) -> None:
+        """Count a step and what it took."""
         self.counters.steps += 1
         n_single = sum(c.count for c in chunks if c.single)
         n_rows = sum(c.count for c in chunks)
         self._pace.note(n_single, n_rows - n_single, seconds)
         self.counters.decode_seconds += seconds * n_single / n_rows
         self.counters.prefill_seconds += seconds * (n_rows - n_single) / n_rows
+
+    def _advance(self, chunks: list[Chunk], logits: NDArray[np.float32], seconds: float) -> None:
+        """Move every sequence past what was computed, and choose the next tokens."""
+        self._note(chunks, seconds)
         rows = iter(logits)
         for chunk in chunks:
             sequence = chunk.sequence
@@ -259,23 +339,28 @@ class Engine:
             except Exception as error:  # a constraint is the caller's code
                 self._finish(sequence, "error", error)
                 continue
-            sequence.n_computed += chunk.count
-            if sequence.state is State.PREFILLING:
-                sequence.state = State.DECODING
-                self._space.remember(sequence, sequence.n_prompt // PAGE * PAGE)
-            if not sequence.n_generated:
-                sequence.first_token = perf_counter()
-            sequence.tokens.append(choice.token)
-            self.counters.generated_tokens += 1
-            reason: FinishReason | None = None
-            if choice.token in sequence.stop_ids:
-                reason = "stop"
-            elif sequence.n_generated >= sequence.max_tokens:
-                reason = "length"
-            if reason:
-                self._finish(sequence, reason, None, choice_event=Event(choice, reason))
-            else:
-                self._events.append((sequence, Event(choice)))
+            self._accept(chunk, choice)
+
+    def _accept(self, chunk: Chunk, choice: Choice) -> None:
+        """Take a sequence past a chunk that ended in a chosen token, and see whether it goes on."""
+        sequence = chunk.sequence
+        sequence.n_computed += chunk.count
+        if sequence.state is State.PREFILLING:
+            sequence.state = State.DECODING
+            self._space.remember(sequence, sequence.n_prompt // PAGE * PAGE)
+        if not sequence.n_generated:
+            sequence.first_token = perf_counter()
+        sequence.tokens.append(choice.token)
+        self.counters.generated_tokens += 1
+        reason: FinishReason | None = None
+        if choice.token in sequence.stop_ids:
+            reason = "stop"
+        elif sequence.n_generated >= sequence.max_tokens:
+            reason = "length"
+        if reason:
+            self._finish(sequence, reason, None, choice_event=Event(choice, reason))
+        else:
+            self._events.append((sequence, Event(choice)))
 
     def _finish(
         self,
@@ -348,6 +433,7 @@ class Engine:
         return Lane(sequence, self._checked, self._forward_chunk, self._space.leave, rows)
 
     def _forward_chunk(self, chunk: Chunk, wanted: Wanted) -> NDArray[np.float32]:
+        self._settle()
         rows = bucket(chunk.count)
         single, other = (rows, 0) if chunk.single else (0, rows)
         out_rows = 1 if wanted == "last" else rows
@@ -372,6 +458,7 @@ class Engine:
 
     def watch(self, watcher: Watcher | None) -> None:
         """Let `watcher` run the steps, node by node, instead of the engine; None ends it."""
+        self._settle()
         self._watcher = watcher
         self._plans.node_by_node = watcher is not None
 
@@ -427,6 +514,7 @@ class Engine:
         """Free all memory. Closing twice is allowed."""
         if not self._closed:
             self._closed = True
+            self._flights.clear()
             self._plans.clear()
             for device in self._devices:
                 device.backend.close()
@@ -455,6 +543,14 @@ class Engine:
             kv_dtype=c.cache_type,
             hidden=hidden,
         )
+
+    def _supports_sampling(self) -> bool:
+        """Whether the one backend there is can choose tokens itself."""
+        if len(self._devices) != 1:
+            return False
+        shape = replace(self._shape(1, 0, 1), sampled=True)
+        graph = build_decoder(self.model, shape)
+        return self._devices[0].backend.supports(graph.nodes[graph.outputs[0]], graph) is None
 
     def _add_states(self, plan: Plan) -> int:
         """Create the KV state of every layer where its nodes run; answer the bytes."""

@@ -18,7 +18,8 @@ from minfer.graph import PAGE
 def fill(inputs: Mapping[str, NDArray[np.int32]], chunks: Sequence[Chunk]) -> int:
     """Write a step's inputs; answer how many rows of logits are wanted.
 
-    What a padded row would have besides its position and cell is never read, and left as it is.
+    What a padded row would have besides its position and cell is never read, and left as it is;
+    so is the id of a token that is still being chosen.
     """
     inputs["positions"][:] = -1
     inputs["cells"][:] = -1
@@ -33,6 +34,12 @@ def fill(inputs: Mapping[str, NDArray[np.int32]], chunks: Sequence[Chunk]) -> in
     return len(wanted)
 
 
+def fill_sampling(sampling: NDArray[np.float32], chunks: Sequence[Chunk]) -> None:
+    """Write how each chunk's next token is to be chosen, one row a chunk."""
+    for row, chunk in enumerate(chunks):
+        sampling[row] = chunk.sequence.sampler.device_row()
+
+
 def _fill_singles(
     inputs: Mapping[str, NDArray[np.int32]], chunks: Sequence[Chunk], wanted: list[int]
 ) -> int:
@@ -44,7 +51,7 @@ def _fill_singles(
     for chunk in chunks:
         sequence = chunk.sequence
         for position in range(chunk.start, chunk.start + chunk.count):
-            ids.append(sequence.tokens[position])
+            ids.append(0 if chunk.ahead else sequence.tokens[position])
             positions.append(position)
             cells.append(sequence.pages[position // PAGE] * PAGE + position % PAGE)
             seqs.append(sequence.slot)

@@ -24,12 +24,20 @@ def apply_penalties(logits: Logits, params: SamplingParams, history: Sequence[in
     if p.logit_bias:
         ids = np.fromiter(p.logit_bias, np.int64, len(p.logit_bias))
         logits[ids] += np.fromiter(p.logit_bias.values(), np.float32, len(p.logit_bias))
-    repeated = p.repeat_penalty != 1.0 or p.frequency_penalty != 0.0 or p.presence_penalty != 0.0
-    if repeated and p.repeat_last_n and history:
+    if _repeats_cost(p) and p.repeat_last_n and history:
         _penalise_repetition(logits, p, _recent(history, p.repeat_last_n))
     if p.dry_multiplier > 0.0 and p.dry_penalty_last_n:
         _penalise_repeats(logits, p, _recent(history, p.dry_penalty_last_n))
-    return bool(p.logit_bias) or repeated or p.dry_multiplier > 0.0
+    return changes_logits(p)
+
+
+def changes_logits(p: SamplingParams) -> bool:
+    """Whether `apply_penalties` may change anything."""
+    return bool(p.logit_bias) or _repeats_cost(p) or p.dry_multiplier > 0.0
+
+
+def _repeats_cost(p: SamplingParams) -> bool:
+    return p.repeat_penalty != 1.0 or p.frequency_penalty != 0.0 or p.presence_penalty != 0.0
 
 
 def _recent(history: Sequence[int], last_n: int) -> Sequence[int]:

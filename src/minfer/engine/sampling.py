@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from minfer.engine.params import SamplingParams
-from minfer.engine.penalties import apply_penalties
+from minfer.engine.penalties import apply_penalties, changes_logits
 from minfer.errors import BackendError, GrammarError, RequestError
 
 Logits = NDArray[np.float32]
@@ -25,6 +25,8 @@ Ids = NDArray[np.int64]
 Values = NDArray[np.float64]
 SHORT_LIST = 4096
 """Candidates sorted at first where top-k is off."""
+DEVICE_TOP_K = 256
+"""The largest top-k that backends' `sample` op serves."""
 COLDEST = 1e-30
 """The least temperature to divide by: only the maxima are left long before it."""
 
@@ -54,6 +56,15 @@ class Choice:
     top: tuple[tuple[int, float], ...] = ()
 
 
+def no_finite_logits() -> BackendError:
+    """The error of a row of logits that has no finite maximum."""
+    return BackendError(
+        "the model computed NaN or infinite logits",
+        where="logits",
+        remedy="Check the file with `minfer info`, or try --cache-type f32",
+    )
+
+
 class Sampler:
     """The state of one request's sampling: its random numbers, its mirostat, its constraint."""
 
@@ -64,6 +75,29 @@ class Sampler:
         self._temperature = max(params.temperature, COLDEST)
         self._surprise = 2.0 * params.mirostat_tau
         self._constraint = constraint
+
+    @property
+    def fits_device(self) -> bool:
+        """Whether a backend's `sample` op can choose in this sampler's place.
+
+        It knows temperature, top-k, top-p and min-p; everything else looks at the logits here.
+        """
+        p = self.params
+        return (
+            self._constraint is None
+            and p.logprobs is None
+            and not changes_logits(p)
+            and (p.is_greedy or 0 < p.top_k <= DEVICE_TOP_K)
+            and (p.is_greedy or (p.typical_p >= 1.0 and not p.mirostat))
+            and (p.is_greedy or p.xtc_probability == 0.0)
+        )
+
+    def device_row(self) -> tuple[float, float, float, float, float]:
+        """The row of the `sample` op's input that chooses the next token; takes a random number."""
+        p = self.params
+        if p.is_greedy:
+            return 0.0, 1.0, 1.0, 0.0, 0.0
+        return self._temperature, p.top_k, p.top_p, p.min_p, self._random.random()
 
     def choose(self, logits: Logits, history: Sequence[int]) -> Choice:
         """Pick a token.
@@ -80,11 +114,7 @@ class Sampler:
         p = self.params
         best = int(logits.argmax())  # the first NaN, where there is one
         if not math.isfinite(logits[best]):
-            raise BackendError(
-                "the model computed NaN or infinite logits",
-                where="logits",
-                remedy="Check the file with `minfer info`, or try --cache-type f32",
-            )
+            raise no_finite_logits()
         model = logits.copy() if p.logprobs is not None else None
         changed = apply_penalties(logits, p, history)
         if self._constraint is not None:

@@ -1,6 +1,7 @@
 """What is computed: ops, their shapes and rules, the builder, printing. Nothing here runs."""
 
 from minfer.graph.attrs import (
+    SAMPLING_COLUMNS,
     Activation,
     AttentionAttrs,
     Attrs,
@@ -27,6 +28,7 @@ from minfer.graph.verify import verify
 __all__ = [
     "OPS",
     "PAGE",
+    "SAMPLING_COLUMNS",
     "Activation",
     "AttentionAttrs",
     "Attrs",

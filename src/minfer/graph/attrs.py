@@ -7,6 +7,8 @@ from typing import Literal
 
 RopeStyle = Literal["neox", "interleaved"]
 Activation = Literal["silu", "gelu"]
+SAMPLING_COLUMNS = 5
+"""Numbers a row of `sample` takes: temperature, top_k, top_p, min_p, a uniform in [0, 1)."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -137,6 +137,10 @@ class GraphBuilder:
         """`x[index]`."""
         return self.node("rows", (x, index), Attrs(), name)
 
+    def sample(self, logits: Node, sampling: Node, name: str) -> Node:
+        """A token for each row of logits; -1 where they have no finite maximum."""
+        return self.node("sample", (logits, sampling), Attrs(), name)
+
     def build(self, *outputs: Node) -> Graph:
         """Close the graph, keeping only the weights and states that its nodes name."""
         used = dict.fromkeys(w for n in self._nodes for w in n.weights)

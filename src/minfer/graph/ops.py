@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from minfer.dtypes import F32, I32, DType
 from minfer.errors import GraphError
 from minfer.graph.attrs import (
+    SAMPLING_COLUMNS,
     AttentionAttrs,
     Attrs,
     EmbedAttrs,
@@ -168,6 +169,14 @@ def _rows(node: Node, srcs: Sequence[Node], weights: Weights, states: States) ->
     return (_per_row(node, srcs[1]), _features(node, srcs[0]))
 
 
+def _sample(node: Node, srcs: Sequence[Node], weights: Weights, states: States) -> Shape:
+    logits, sampling = srcs
+    expected = (logits.shape[0], SAMPLING_COLUMNS)
+    check(logits.dtype is F32, node, f"logits are {logits.dtype}, expected f32")
+    check(sampling.shape == expected, node, f"sampling has shape {sampling.shape}, not {expected}")
+    return logits.shape[:1]
+
+
 def _fused_ffn(node: Node, srcs: Sequence[Node], weights: Weights, states: States) -> Shape:
     attrs = node.attrs
     assert isinstance(attrs, FusedFFNAttrs)
@@ -249,6 +258,8 @@ OPS: dict[str, OpSpec] = {
     "softcap": OpSpec(("x",), (), SoftcapAttrs, _same, in_place=True),
     # rows: y[i] = x[index[i]]
     "rows": OpSpec(("x", "index"), (), Attrs, _rows),
+    # choosing: temperature, top_k, top_p, min_p and a uniform number for each row of logits
+    "sample": OpSpec(("logits", "sampling"), (), Attrs, _sample, dtype=I32),
     # fused by the scheduler; each equals its unfused chain
     "fused_ffn": OpSpec(("x",), ("gate", "up"), FusedFFNAttrs, _fused_ffn),
     "fused_qkv": OpSpec(

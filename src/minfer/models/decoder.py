@@ -7,9 +7,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from minfer.dtypes import DType
+from minfer.dtypes import F32, DType
 from minfer.graph import (
     PAGE,
+    SAMPLING_COLUMNS,
     AttentionAttrs,
     GatedAttrs,
     Graph,
@@ -34,6 +35,7 @@ class StepShape:
         n_pages: pages of the KV cache in all.
         kv_dtype: element type of the KV cache.
         hidden: whether the output is the final hidden state instead of logits (embeddings).
+        sampled: whether the output is a chosen token for each row instead of its logits.
     """
 
     single_rows: int
@@ -44,6 +46,7 @@ class StepShape:
     n_pages: int
     kv_dtype: DType
     hidden: bool = False
+    sampled: bool = False
 
     @property
     def rows(self) -> int:
@@ -101,6 +104,9 @@ def build_decoder(config: DecoderConfig, shape: StepShape) -> Graph:
     logits = g.matmul(x, config.head, "logits", shape.out_rows)
     if config.logit_softcap:
         logits = g.softcap(logits, config.logit_softcap, "logits_capped")
+    if shape.sampled:
+        sampling = g.input("sampling", (shape.out_rows, SAMPLING_COLUMNS), F32)
+        return g.build(g.sample(logits, sampling, "sample"))
     return g.build(logits)
 
 

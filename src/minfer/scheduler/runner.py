@@ -74,6 +74,29 @@ class CompiledPlan:
         for _node, step in self._steps:
             step()
 
+    def enqueue_after_itself(self, rows: int) -> None:
+        """Start another step whose first `rows` token ids are what the last one's output will be.
+
+        Nothing waits: the ids go from output to input on the device. Only for plans that choose
+        tokens on one backend, and only right after a step of this very plan.
+        """
+        (name,) = self.plan.used
+        backend, offsets = self.plan.backend(name), self.plan.offsets[name]
+        chosen = self.plan.graph.outputs[0]
+        ids = self.plan.graph.inputs["token_ids"]
+        backend.upload(0, self._host)
+        backend.move(offsets[chosen], offsets[ids.id], rows * ids.dtype.block_bytes)
+        for _node, step in self._steps:
+            step()
+
+    def fetch(self, rows: int) -> Callable[[], Array]:
+        """Ask for the leading rows of the output of the step just started; the result waits."""
+        node = self.plan.graph.nodes[self.plan.graph.outputs[0]]
+        name = self.plan.backend_of[node.id]
+        return self.plan.backend(name).fetch(
+            self.plan.offsets[name][node.id], (rows, *node.shape[1:]), NUMPY_TYPES[node.dtype]
+        )
+
     def output(self, index: int = 0, rows: int | None = None) -> Array:
         """Wait for an output; `rows` limits it to the leading ones."""
         return self.read(self.plan.graph.nodes[self.plan.graph.outputs[index]], rows)

@@ -111,6 +111,17 @@ class CpuBackend:
         nbytes = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
         return self._bytes[offset : offset + nbytes].copy().view(dtype).reshape(shape)
 
+    def fetch(
+        self, offset: int, shape: tuple[int, ...], dtype: np.dtype[np.generic]
+    ) -> Callable[[], NDArray[np.generic]]:
+        """Copy out of the arena at once: the work before is done."""
+        found = self.download(offset, shape, dtype)
+        return lambda: found
+
+    def move(self, source: int, target: int, nbytes: int) -> None:
+        """Copy within the arena."""
+        self._bytes[target : target + nbytes] = self._bytes[source : source + nbytes].copy()
+
     def compile(self, split: Split) -> Callable[[], None]:
         """Lower a split to native code; calling the result runs it to its end.
 

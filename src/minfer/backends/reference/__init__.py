@@ -1,5 +1,6 @@
 """The slow, obvious backend that judges the others: NumPy, one function an op."""
 
+from minfer.backends.reference import ops
 from minfer.backends.reference.backend import ReferenceBackend
 from minfer.settings import Settings
 
@@ -9,4 +10,4 @@ def create(settings: Settings) -> ReferenceBackend:
     return ReferenceBackend()
 
 
-__all__ = ["ReferenceBackend", "create"]
+__all__ = ["ReferenceBackend", "create", "ops"]

@@ -143,6 +143,17 @@ class ReferenceBackend:
         count = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
         return self._arena[offset : offset + count].view(dtype).reshape(shape).copy()
 
+    def fetch(
+        self, offset: int, shape: tuple[int, ...], dtype: np.dtype[np.generic]
+    ) -> Callable[[], NDArray[np.generic]]:
+        """Copy out of the arena at once."""
+        found = self.download(offset, shape, dtype)
+        return lambda: found
+
+    def move(self, source: int, target: int, nbytes: int) -> None:
+        """Copy within the arena."""
+        self._arena[target : target + nbytes] = self._arena[source : source + nbytes].copy()
+
     def compile(self, split: Split) -> Callable[[], None]:
         """Bind each node to its function and its views of the arena."""
         steps = [self._bind(split.graph.nodes[i], split) for i in split.nodes]
@@ -272,5 +283,6 @@ _OPS: dict[
     "mul": lambda b, n, s, w: s[0] * s[1],
     "scale": _scale,
     "softcap": _softcap,
+    "sample": lambda b, n, s, w: ops.sample(s[0], s[1]),
     "rows": lambda b, n, s, w: s[0][s[1]],
 }

@@ -89,3 +89,34 @@ def gated(gate: F32, up: F32, act: str) -> F32:
 def softcap(x: F32, cap: float) -> F32:
     """`cap * tanh(x / cap)`."""
     return np.asarray(cap * np.tanh(x.astype(np.float64) / cap), np.float32)
+
+
+def sample(logits: F32, sampling: F32) -> I32:
+    """A token for each row: the best at temperature 0, else drawn from the filtered rest.
+
+    Args:
+        logits: [rows, n_vocab].
+        sampling: [rows, 5]: temperature, top_k (0 keeps all), top_p, min_p, a uniform in [0, 1).
+
+    The filters apply in this order, to probabilities at temperature 1; equal logits rank by rising
+    id. A row without a finite maximum gives -1.
+    """
+    chosen = np.empty(len(logits), np.int32)
+    for row, (values, (temperature, top_k, top_p, min_p, uniform)) in enumerate(
+        zip(logits.astype(np.float64), sampling.astype(np.float64), strict=True)
+    ):
+        if not np.isfinite(values.max()):
+            chosen[row] = -1
+            continue
+        ids = np.argsort(-values, kind="stable")
+        ids = ids[: int(top_k) or None]
+        if temperature > 0:
+            share = np.exp(values[ids] - values[ids[0]])
+            kept = int((share / share.sum()).cumsum().searchsorted(top_p)) + 1
+            kept = min(kept, int((share >= min_p).sum()))
+            weights = np.exp((values[ids[:kept]] - values[ids[0]]) / temperature).cumsum()
+            at = int(weights.searchsorted(uniform * weights[-1], side="right"))
+            chosen[row] = ids[min(at, kept - 1)]
+        else:
+            chosen[row] = ids[0]
+    return chosen

@@ -1,0 +1,69 @@
+"""Steps under way whose tokens the device chooses: the host reads them one step behind.
+
+While the device computes a step, the next one is already enqueued behind it: the ids go from one
+step's output to the other's input in device memory, so the device never waits for the host. What
+the host learns a step late is that a sequence has ended; the row it then computed in vain is
+dropped.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from time import perf_counter
+
+import numpy as np
+from numpy.typing import NDArray
+
+from minfer.engine.batcher import Chunk
+from minfer.engine.inputs import fill, fill_sampling
+from minfer.scheduler import CompiledPlan
+
+
+@dataclass(frozen=True)
+class Flight:
+    """A step that was started and not read yet.
+
+    Attributes:
+        chunks: its rows, one token of each sequence.
+        compiled: its plan.
+        began: when it was started.
+        ids: waits for the chosen tokens, [n]; -1 where the logits had no finite maximum.
+    """
+
+    chunks: Sequence[Chunk]
+    compiled: CompiledPlan
+    began: float
+    ids: Callable[[], NDArray[np.int32]]
+
+
+def can_fly(chunks: Sequence[Chunk]) -> bool:
+    """Whether a step is one row a sequence, each of which the device can choose a token for."""
+    return all(
+        c.single and c.count == 1 and c.wants_logits and c.sequence.sampler.fits_device
+        for c in chunks
+    )
+
+
+def take_off(compiled: CompiledPlan, chunks: Sequence[Chunk]) -> Flight:
+    """Start a step whose tokens are known."""
+    fill(compiled.inputs, chunks)
+    fill_sampling(compiled.inputs["sampling"], chunks)
+    began = perf_counter()
+    compiled.enqueue()
+    return Flight(chunks, compiled, began, compiled.fetch(len(chunks)))
+
+
+def next_chunks(flight: Flight) -> list[Chunk]:
+    """The rows of the step after `flight`, whose tokens it is choosing."""
+    return [replace(c, start=c.start + 1, ahead=True) for c in flight.chunks]
+
+
+def follow(flight: Flight, chunks: Sequence[Chunk]) -> Flight:
+    """Start the step after `flight`; its sequences have cells for it."""
+    compiled = flight.compiled
+    fill(compiled.inputs, chunks)
+    fill_sampling(compiled.inputs["sampling"], chunks)
+    began = perf_counter()
+    compiled.enqueue_after_itself(len(chunks))
+    return Flight(chunks, compiled, began, compiled.fetch(len(chunks)))

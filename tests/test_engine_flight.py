@@ -1,0 +1,134 @@
+"""Steps whose tokens the device chooses: the same tokens, whatever ends meanwhile."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from backends_fake import Historian
+from hypothesis import given
+from hypothesis import strategies as st
+from tiny_models import make_engine
+
+from minfer.backends.reference import ops
+from minfer.engine import Engine, SamplingParams, Sequence
+from minfer.engine.sampling import Sampler
+from minfer.scheduler import Device
+
+
+def engine_over(backend: Historian) -> Engine:
+    sizes = {"n_ctx": 220, "n_cells": 512, "max_sequences": 4}
+    return make_engine("llama", [Device(backend)], **sizes)
+
+
+def run(engine: Engine) -> None:
+    while engine.has_work:
+        engine.step()
+
+
+@pytest.mark.parametrize("lengths", [(40,), (3, 17, 40), (2, 2, 9, 40, 5, 1)])
+def test_tokens_are_those_of_the_host(lengths: tuple[int, ...]) -> None:
+    found = []
+    for chooses in (True, False):
+        engine = engine_over(Historian(chooses=chooses))
+        runs = [
+            engine.add([7 + i, 8, 9], SamplingParams(temperature=0.0, max_tokens=n))
+            for i, n in enumerate(lengths)
+        ]
+        run(engine)
+        found.append([r.tokens for r in runs])
+        assert [r.n_generated for r in runs] == list(lengths)
+        engine.clear_cache()
+        assert engine.pages[0] == engine.pages[2]
+    assert found[0] == found[1]
+
+
+def test_a_step_is_started_before_the_last_is_read() -> None:
+    backend = Historian()
+    engine = engine_over(backend)
+    owner = engine.add([1, 2, 3], SamplingParams(temperature=0.0, max_tokens=20))
+    engine.step()  # the prompt
+    for n in range(2, 20):
+        engine.step()
+        assert owner.n_generated == n
+        assert backend.n_runs == min(n + 1, 20)  # none in vain at the end
+
+
+def test_a_sequence_that_ends_under_way_leaves_its_row() -> None:
+    engine = engine_over(Historian())
+    params = SamplingParams(temperature=0.0, max_tokens=30)
+    plain = engine.add([5, 6], params)
+    run(engine)
+    stop = plain.tokens[12]
+    stopped = engine.add([5, 6], params, stop_ids=frozenset({stop}))
+    other = engine.add([9, 6], params)
+    cancelled = engine.add([4, 4], params)
+    for _ in range(6):
+        engine.step()
+    engine.cancel(cancelled)
+    run(engine)
+    assert stopped.tokens == plain.tokens[: plain.tokens.index(stop, 2) + 1]
+    assert (stopped.finish_reason, other.finish_reason) == ("stop", "length")
+    alone = engine.add([9, 6], params)
+    run(engine)
+    assert alone.tokens == other.tokens
+
+
+def test_something_else_may_use_the_arena_between_steps() -> None:
+    engine = engine_over(Historian())
+    params = SamplingParams(temperature=0.0, max_tokens=30)
+    plain = engine.add([5, 6], params)
+    run(engine)
+    disturbed: Sequence = engine.add([5, 6], params)
+    while engine.has_work:
+        engine.step()
+        engine.forward([1, 2, 3])
+    assert disturbed.tokens == plain.tokens
+
+
+@given(
+    seed=st.integers(0, 2**32),
+    temperature=st.sampled_from([0.0, 0.3, 1.0, 2.5]),
+    top_k=st.integers(1, 64),
+    top_p=st.sampled_from([0.0, 0.3, 0.9, 1.0]),
+    min_p=st.sampled_from([0.0, 0.05, 0.6, 1.0]),
+)
+def test_the_op_chooses_as_the_sampler_does(
+    seed: int, temperature: float, top_k: int, top_p: float, min_p: float
+) -> None:
+    logits = np.random.default_rng(seed).normal(0, 3, 200).astype(np.float32)
+    logits[::7] = logits[3]  # equal ones
+    params = SamplingParams(
+        temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, seed=seed
+    )
+    host, device = Sampler(params), Sampler(params)
+    assert device.fits_device
+    for _ in range(4):
+        row = np.asarray([device.device_row()], np.float64)
+        expected = host.choose(logits.copy(), []).token
+        assert ops.sample(logits[None], row)[0] == expected  # type: ignore[arg-type]
+
+
+def test_logits_without_a_maximum_choose_nothing() -> None:
+    logits = np.full((3, 8), np.nan, np.float32)
+    logits[1] = np.inf
+    logits[2] = [0, 1, 2, 3, 4, 5, 6, 7]
+    rows = np.zeros((3, 5), np.float32)
+    assert ops.sample(logits, rows).tolist() == [-1, -1, 7]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"logprobs": 1},
+        {"logit_bias": {3: 1.0}},
+        {"repeat_penalty": 1.1},
+        {"top_k": 0},
+        {"typical_p": 0.5},
+        {"mirostat": 2},
+        {"xtc_probability": 0.5},
+        {"dry_multiplier": 1.0},
+    ],
+)
+def test_what_the_device_does_not_know_stays_on_the_host(change: dict[str, object]) -> None:
+    assert Sampler(SamplingParams()).fits_device
+    assert not Sampler(SamplingParams(**change)).fits_device  # type: ignore[arg-type]
