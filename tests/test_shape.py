@@ -33,8 +33,9 @@ ROOMS: dict[str, tuple[str, ...]] = {
     "trace": (*_CORE, "engine"),
     "llm": (*_CORE, "hub", "text", "engine", "trace"),
     "measure": _FACE,
+    "viz": (*_FACE, "measure"),
     "server": _FACE,
-    "cli": (*_FACE, "measure", "server"),
+    "cli": (*_FACE, "measure", "viz", "server"),
     # The package itself hands out the names of the public face; running it is the command line.
     "__init__": ("errors", "engine", "llm"),
     "__main__": ("cli",),

@@ -23,6 +23,7 @@ from minfer.cli.plan import plan
 from minfer.cli.report import ending, piped
 from minfer.cli.run import run
 from minfer.cli.serve import serve
+from minfer.cli.viz import viz
 
 VERBS: dict[str, Callable[..., None]] = {
     "run": run,
@@ -34,6 +35,7 @@ VERBS: dict[str, Callable[..., None]] = {
     "perplexity": perplexity,
     "fidelity": fidelity,
     "diff": diff,
+    "viz": viz,
     "doctor": doctor,
     "list": list_models,
     "pull": pull,

@@ -17,12 +17,19 @@ if TYPE_CHECKING:
     from minfer.llm import LLM
 
 
-def open_model(name: str, loading: Loading, tracing: Tracing, **sizes: Any) -> LLM:
+def open_model(
+    name: str,
+    loading: Loading,
+    tracing: Tracing,
+    settings: Settings | None = None,
+    **sizes: Any,
+) -> LLM:
     """Load a model, downloading it first where it is not on this machine.
 
     Args:
         name: any name of a model.
         loading, tracing: the options.
+        settings: the process's by default.
         sizes: further arguments of `LLM`.
 
     Raises:
@@ -31,7 +38,7 @@ def open_model(name: str, loading: Loading, tracing: Tracing, **sizes: Any) -> L
     """
     graph = tracing.dump_graph
     form = None if graph is None else format_of(graph)
-    settings = Settings.load()
+    settings = settings or Settings.load()
     if tracing.trace is not None:
         settings = replace(settings, trace=tracing.trace)
     if tracing.trace_format is not None:

@@ -24,12 +24,20 @@ from minfer.trace.records import (
 from minfer.trace.sinks import LinesSink, PerfettoSink, Sink, open_sink
 
 
-def record(engine: Engine, sink: Sink, *, model: str, text: Callable[[int], str]) -> Recorder:
+def record(
+    engine: Engine,
+    sink: Sink,
+    *,
+    model: str,
+    text: Callable[[int], str],
+    histograms: bool = False,
+) -> Recorder:
     """Watch an engine: from now on every step is recorded in `sink`, until the recorder is closed.
 
     Args:
         model: its name.
         text: answers the text of a token.
+        histograms: count the values of every node in bins too.
     """
     from minfer import __version__
 
@@ -45,7 +53,7 @@ def record(engine: Engine, sink: Sink, *, model: str, text: Callable[[int], str]
             n_pages=engine.config.n_pages,
         )
     )
-    recorder = Recorder(engine, sink, text)
+    recorder = Recorder(engine, sink, text, histograms=histograms)
     engine.watch(recorder)
     return recorder
 

@@ -31,6 +31,8 @@ from minfer.trace.sinks import Sink
 Values = NDArray[np.float32]
 TOP = 5
 """Candidates a row of logits keeps."""
+BINS = 24
+"""Bins of a histogram."""
 
 
 def timed_nodes(compiled: CompiledPlan) -> Iterator[tuple[Node, float, float]]:
@@ -63,12 +65,16 @@ class Recorder:
         engine: whose steps.
         sink: where the records go; closed with the recorder.
         text: answers the text of a token.
+        histograms: count the values of every node in `BINS` bins too.
     """
 
-    def __init__(self, engine: Engine, sink: Sink, text: Callable[[int], str]) -> None:
+    def __init__(
+        self, engine: Engine, sink: Sink, text: Callable[[int], str], *, histograms: bool = False
+    ) -> None:
         self._engine = engine
         self._sink = sink
         self._text = text
+        self._histograms = histograms
         self._began = perf_counter()
         self._plans: dict[int, tuple[int, Plan]] = {}  # keeps the plans, so that ids stay theirs
         self._n_steps = 0
@@ -86,7 +92,8 @@ class Recorder:
         for node, start, seconds in timed_nodes(compiled):
             value = _value(compiled, node, filled[node.id])
             cost = by_node[node.id]
-            nodes.append(_node(node, start - began, seconds, cost, value))
+            bins = _histogram(value) if self._histograms else ()
+            nodes.append(_node(node, start - began, seconds, cost, value, bins))
         top = () if value is None else self._top(value)
         self._sink.write(
             StepRecord(
@@ -183,7 +190,24 @@ def _run(chunk: Chunk) -> RunRecord:
     return RunRecord(chunk.sequence.priority, chunk.start, tuple(tokens), chunk.single)
 
 
-def _node(node: Node, at: float, seconds: float, cost: Cost, value: Values | None) -> NodeRecord:
+def _histogram(value: Values | None) -> tuple[int, ...]:
+    """How many values lie in each of `BINS` equal parts of what is between the least and the most.
+
+    Empty where something is not finite.
+    """
+    if value is None or not np.isfinite(value).all():
+        return ()
+    return tuple(np.histogram(value, BINS)[0].tolist())
+
+
+def _node(
+    node: Node,
+    at: float,
+    seconds: float,
+    cost: Cost,
+    value: Values | None,
+    histogram: tuple[int, ...],
+) -> NodeRecord:
     if value is None:
         found = _Statistics()
     else:
@@ -203,6 +227,7 @@ def _node(node: Node, at: float, seconds: float, cost: Cost, value: Values | Non
         nans=found.nans,
         infs=found.infs,
         sample=found.sample,
+        histogram=histogram,
     )
 
 

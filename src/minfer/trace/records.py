@@ -89,6 +89,7 @@ class NodeRecord:
         low, high, mean, absmax, rms: of the finite values of those rows; None without any.
         nans, infs: how many values are not numbers, and not finite.
         sample: `SAMPLES` values, evenly spaced.
+        histogram: values in equal bins from `low` to `high`; empty where nobody asked for it.
     """
 
     node: int
@@ -105,6 +106,7 @@ class NodeRecord:
     nans: int
     infs: int
     sample: tuple[float, ...]
+    histogram: tuple[int, ...]
 
 
 @dataclass(frozen=True)
@@ -209,11 +211,13 @@ def from_json(line: Mapping[str, Any]) -> Record:
 
 
 def _node_to_json(node: NodeRecord) -> list[Any]:
-    values = [getattr(node, name) for name in NODE_FIELDS[:-1]]
-    return [*values, [v if abs(v) < float("inf") else str(v) for v in node.sample]]
+    named = {name: getattr(node, name) for name in NODE_FIELDS}
+    named["sample"] = [v if abs(v) < float("inf") else str(v) for v in node.sample]
+    return list(named.values())
 
 
 def _node_from_json(values: Sequence[Any]) -> NodeRecord:
     named = dict(zip(NODE_FIELDS, values, strict=True))
     named["sample"] = tuple(float(v) for v in named["sample"])
+    named["histogram"] = tuple(named["histogram"])
     return NodeRecord(**named)
