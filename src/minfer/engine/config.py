@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from minfer.dtypes import F16, DType
 from minfer.errors import RequestError
 from minfer.graph import PAGE
+from minfer.models import StepShape
 
 
 @dataclass(frozen=True)
@@ -46,6 +47,28 @@ class EngineConfig:
         """Pages of the KV cache."""
         return -(-self.n_cells // PAGE)
 
+    def step_shape(
+        self,
+        single: int,
+        other: int,
+        out: int,
+        *,
+        hidden: bool = False,
+        sampled: bool = False,
+    ) -> StepShape:
+        """The shape of a step with so many places for rows; see `StepShape`."""
+        return StepShape(
+            single_rows=single,
+            other_rows=other,
+            out_rows=out,
+            n_slots=self.max_sequences,
+            max_pages=-(-self.n_ctx // PAGE),
+            n_pages=self.n_pages,
+            kv_dtype=self.cache_type,
+            hidden=hidden,
+            sampled=sampled,
+        )
+
 
 @dataclass
 class Counters:
@@ -59,3 +82,9 @@ class Counters:
     preemptions: int = 0
     prefill_seconds: float = 0.0
     decode_seconds: float = 0.0
+
+    def note_step(self, n_single: int, n_other: int, seconds: float) -> None:
+        """Count a step, its time shared out by rows."""
+        self.steps += 1
+        self.decode_seconds += seconds * n_single / (n_single + n_other)
+        self.prefill_seconds += seconds * n_other / (n_single + n_other)

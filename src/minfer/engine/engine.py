@@ -12,7 +12,6 @@ from bisect import insort
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from collections.abc import Sequence as Seq
-from dataclasses import replace
 from time import perf_counter
 from typing import Protocol
 
@@ -22,7 +21,7 @@ from numpy.typing import NDArray
 from minfer.backends import Backend, Weight
 from minfer.engine.batcher import Chunk, bucket, pick
 from minfer.engine.config import Counters, EngineConfig
-from minfer.engine.flight import Flight, can_fly, follow, next_chunks, take_off
+from minfer.engine.flight import Flight, can_fly, follow, next_chunks, supports_sampling, take_off
 from minfer.engine.inputs import fill
 from minfer.engine.lane import Lane, Wanted
 from minfer.engine.pace import Pace
@@ -34,7 +33,7 @@ from minfer.engine.space import KVSpace
 from minfer.engine.waiting import Waiting
 from minfer.errors import BusyError, ClosedError, ContextFullError, RequestError
 from minfer.graph import PAGE
-from minfer.models import DecoderConfig, StepShape, build_decoder
+from minfer.models import DecoderConfig, StepShape
 from minfer.scheduler import CompiledPlan, Device, Plan, load_weights
 from minfer.settings import Settings
 
@@ -67,7 +66,7 @@ class Engine:
         self._devices = tuple(devices)
         self._watcher: Watcher | None = None
         self._plans = PlanCache(model, devices, weights, settings)
-        largest = self._plans.plan(self._shape(0, config.prefill_rows, 1))
+        largest = self._plans.plan(self.config.step_shape(0, config.prefill_rows, 1))
         self.weight_bytes = load_weights(largest, weights, progress)
         self.cache_bytes = self._add_states(largest)
         self._reserve(largest)
@@ -85,7 +84,7 @@ class Engine:
         self._events: list[tuple[Sequence, Event]] = []
         self._flights: deque[Flight] = deque()
         self._landed = 0.0
-        self._chooses_on_device = self._supports_sampling()
+        self._chooses_on_device = supports_sampling(devices, model, config)
         self._closed = False
 
     # -- requests ---------------------------------------------------------------------------
@@ -196,8 +195,7 @@ class Engine:
         began = perf_counter()
         try:
             if self._chooses_on_device and self._watcher is None and can_fly(chunks):
-                shape = self._shape_of(chunks)
-                compiled = self._plans.get(replace(shape, sampled=True))
+                compiled = self._plans.get(self._shape_of(chunks, sampled=True))
                 self._flights.append(take_off(compiled, chunks))
                 return
             logits = self._compute(chunks)
@@ -315,13 +313,10 @@ class Engine:
         self._waiting.put_back(sequence)
 
     def _note(self, chunks: Seq[Chunk], seconds: float) -> None:
-        """Count a step and what it took."""
-        self.counters.steps += 1
         n_single = sum(c.count for c in chunks if c.single)
-        n_rows = sum(c.count for c in chunks)
-        self._pace.note(n_single, n_rows - n_single, seconds)
-        self.counters.decode_seconds += seconds * n_single / n_rows
-        self.counters.prefill_seconds += seconds * (n_rows - n_single) / n_rows
+        n_other = sum(c.count for c in chunks) - n_single
+        self._pace.note(n_single, n_other, seconds)
+        self.counters.note_step(n_single, n_other, seconds)
 
     def _advance(self, chunks: list[Chunk], logits: NDArray[np.float32], seconds: float) -> None:
         """Move every sequence past what was computed, and choose the next tokens."""
@@ -437,7 +432,9 @@ class Engine:
         rows = bucket(chunk.count)
         single, other = (rows, 0) if chunk.single else (0, rows)
         out_rows = 1 if wanted == "last" else rows
-        compiled = self._plans.get(self._shape(single, other, out_rows, wanted == "hidden"))
+        compiled = self._plans.get(
+            self.config.step_shape(single, other, out_rows, hidden=wanted == "hidden")
+        )
         count = fill(compiled.inputs, [chunk])
         if wanted != "last":
             count = chunk.count
@@ -449,7 +446,7 @@ class Engine:
     def launches(self, single_rows: int, other_rows: int) -> int:
         """Kernel launches (on a CPU: calls) of a step with so many rows."""
         out = max(1, bucket(single_rows))
-        shape = self._shape(bucket(single_rows), bucket(other_rows), out)
+        shape = self.config.step_shape(bucket(single_rows), bucket(other_rows), out)
         return self._plans.get(shape).n_launches
 
     def describe(self) -> dict[str, str]:
@@ -472,7 +469,9 @@ class Engine:
         """The plan of a step with so many rows, for people."""
         self._check_open()
         out = max(1, bucket(single_rows))
-        return self._plans.plan(self._shape(bucket(single_rows), bucket(other_rows), out))
+        return self._plans.plan(
+            self.config.step_shape(bucket(single_rows), bucket(other_rows), out)
+        )
 
     def prefix_pages(self, tokens: Seq[int]) -> tuple[int, list[int]]:
         """How many leading tokens of `tokens` are cached, and their pages; for saving sessions."""
@@ -525,32 +524,13 @@ class Engine:
     def _max_single(self) -> int:
         return bucket(self.config.max_sequences)
 
-    def _shape_of(self, chunks: list[Chunk]) -> StepShape:
+    def _shape_of(self, chunks: list[Chunk], *, sampled: bool = False) -> StepShape:
         single = sum(c.count for c in chunks if c.single)
         other = sum(c.count for c in chunks if not c.single)
         wanted = sum(c.wants_logits for c in chunks)
-        return self._shape(bucket(single), bucket(other), max(1, bucket(wanted)))
-
-    def _shape(self, single: int, other: int, out: int, hidden: bool = False) -> StepShape:
-        c = self.config
-        return StepShape(
-            single_rows=single,
-            other_rows=other,
-            out_rows=out,
-            n_slots=c.max_sequences,
-            max_pages=-(-c.n_ctx // PAGE),
-            n_pages=c.n_pages,
-            kv_dtype=c.cache_type,
-            hidden=hidden,
+        return self.config.step_shape(
+            bucket(single), bucket(other), max(1, bucket(wanted)), sampled=sampled
         )
-
-    def _supports_sampling(self) -> bool:
-        """Whether the one backend there is can choose tokens itself."""
-        if len(self._devices) != 1:
-            return False
-        shape = replace(self._shape(1, 0, 1), sampled=True)
-        graph = build_decoder(self.model, shape)
-        return self._devices[0].backend.supports(graph.nodes[graph.outputs[0]], graph) is None
 
     def _add_states(self, plan: Plan) -> int:
         """Create the KV state of every layer where its nodes run; answer the bytes."""
@@ -569,7 +549,9 @@ class Engine:
     def _reserve(self, largest: Plan) -> None:
         """Make the arenas large enough once, so that plans compiled later find them in place."""
         c = self.config
-        both = self._plans.plan(self._shape(self._max_single, c.prefill_rows, self._max_single))
+        both = self._plans.plan(
+            self.config.step_shape(self._max_single, c.prefill_rows, self._max_single)
+        )
         for plan in (largest, both):
             for name, nbytes in plan.arena_bytes.items():
                 plan.backend(name).reserve(nbytes)

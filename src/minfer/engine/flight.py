@@ -16,8 +16,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from minfer.engine.batcher import Chunk
+from minfer.engine.config import EngineConfig
 from minfer.engine.inputs import fill, fill_sampling
-from minfer.scheduler import CompiledPlan
+from minfer.models import DecoderConfig, build_decoder
+from minfer.scheduler import CompiledPlan, Device
 
 
 @dataclass(frozen=True)
@@ -35,6 +37,16 @@ class Flight:
     compiled: CompiledPlan
     began: float
     ids: Callable[[], NDArray[np.int32]]
+
+
+def supports_sampling(
+    devices: Sequence[Device], model: DecoderConfig, config: EngineConfig
+) -> bool:
+    """Whether all runs on one backend, and it can choose tokens itself."""
+    if len(devices) != 1:
+        return False
+    graph = build_decoder(model, config.step_shape(1, 0, 1, sampled=True))
+    return devices[0].backend.supports(graph.nodes[graph.outputs[0]], graph) is None
 
 
 def can_fly(chunks: Sequence[Chunk]) -> bool:
