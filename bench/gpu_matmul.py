@@ -194,23 +194,30 @@ def measure(
         errors.append(np.linalg.norm(part - values_of) / np.linalg.norm(values_of))
     finite = bool(np.isfinite(found).all())
     seconds = bench.seconds(launches, max(2, min(50, int(0.03 / (2e-5 * n))))) / n
+    each = len(launches) // n  # launches of a product
+    apart = (
+        [bench.seconds(launches[i::each], 10) / n * 1e6 for i in range(each)] if each > 1 else []
+    )
     device.free(source)
     device.free(out)
     nbytes = gguf_bytes(shape)
     flops = 2.0 * rows * sum(shape.n_rows) * shape.n_cols
     floor = max(nbytes / READ_GBS / 1e9, flops / TENSOR_TFLOPS / 1e12)
-    return {
+    row = {
         "shape": shape.name,
         "types": " ".join(dict.fromkeys(shape.types)),
         "rows": rows,
         "path": "single" if single else "many",
-        "kernels": " ".join(_short(launch) for launch in launches[: len(launches) // n]),
+        "kernels": " ".join(_short(launch) for launch in launches[:each]),
         "us": seconds * 1e6,
+        "us_apart": " ".join(f"{us:.1f}" for us in apart),
         "gbs": nbytes / seconds / 1e9,
         "tflops": flops / seconds / 1e12,
         "floor_share": floor / seconds,
         "error": float(max(errors)) if finite else float("nan"),
     }
+    print(*(f"{v:.4g}" if isinstance(v, float) else v for v in row.values()), flush=True)
+    return row
 
 
 def _short(launch: Launch) -> str:
@@ -256,6 +263,7 @@ def chain(bench: Bench, shapes: Sequence[Shape], rows: int) -> dict[str, object]
         "path": "single",
         "kernels": f"{len(launches)} launches",
         "us": seconds * 1e6,
+        "us_apart": "",
         "gbs": nbytes / seconds / 1e9,
         "tflops": 0.0,
         "floor_share": nbytes / READ_GBS / 1e9 / seconds,
@@ -265,19 +273,43 @@ def chain(bench: Bench, shapes: Sequence[Shape], rows: int) -> dict[str, object]
 
 def sweep(bench: Bench, shape: Shape, rows: int, made: Any) -> list[dict[str, object]]:
     """One shape in every sensible geometry of `matmul_vec`."""
-    facts, found = bench.device.facts, []
-    for warps in (8, 12, 14, 16):
-        for stages in (2, 3, 4, 6):
-            variant = choose.vec_geometry(made[0], rows, warps, stages, facts.n_sms)
-            if variant.shared > facts.shared_limit:
-                continue
-            found.append(
-                measure(
-                    bench, shape, rows, made, True,
-                    lambda p, v=variant: [matmul.vec_launch(p, 0, v)],
-                )
-            )  # fmt: skip
-    return found
+    return [
+        measure(bench, shape, rows, made, True, lambda p, v=variant: [matmul.vec_launch(p, v)])
+        for variant in _geometries(bench, made[0], rows)
+    ]
+
+
+def _geometries(bench: Bench, group: Group, rows: int) -> list[choose.Vec]:
+    facts = bench.device.facts
+    made = [
+        choose.vec_geometry(group, rows, warps, stages, facts.n_sms)
+        for warps in (7, 8, 11, 12, 15)
+        for stages in (2, 3)
+    ]
+    return [v for v in made if v.shared <= facts.shared_limit]
+
+
+def prepare(
+    bench: Bench, shapes: Sequence[Shape], single: list[int], many: list[int], swept: bool
+) -> None:
+    """Compile everything in parallel."""
+    launches: list[Launch] = []
+    for shape in shapes:
+        specs = tuple(
+            WeightSpec(BY_NAME[t], (shape.n_cols, n))
+            for t, n in zip(shape.types, shape.n_rows, strict=True)
+        )
+        group = Group(shape.types, specs, shape.paired)
+        epilogue = matmul.SILU if shape.paired else matmul.PLAIN
+        for index in range(len(specs)):
+            launches += matmul_pack.pack(group, index, 0, 0)
+        for rows, singles in [(n, n) for n in single] + [(n, 0) for n in many]:
+            product = matmul.Product(group, 0, 0, 0, rows, singles, epilogue)
+            if swept and singles:
+                launches += [matmul.vec_launch(product, v) for v in _geometries(bench, group, rows)]
+            else:
+                launches += matmul.project(product, bench.context)
+    bench.device.prepare(launch.kernel for launch in launches)
 
 
 def main() -> None:
@@ -293,9 +325,9 @@ def main() -> None:
     bench, rows = Bench(), []
     single = [int(r) for r in args.rows.split(",") if r]
     many = [int(r) for r in args.many.split(",") if r]
-    for shape in SHAPES[args.shapes]:
-        if args.only and shape.name not in args.only.split(","):
-            continue
+    shapes = [s for s in SHAPES[args.shapes] if not args.only or s.name in args.only.split(",")]
+    prepare(bench, shapes, single, many, args.sweep)
+    for shape in shapes:
         copies = max(3, min(24, COLD_BYTES // gguf_bytes(shape) + 1))
         made = bench.weights(shape, copies)
         for n in single:
@@ -308,8 +340,9 @@ def main() -> None:
         for address in made[1]:
             bench.device.free(address)
     if args.chain:
-        rows += [chain(bench, SHAPES[args.shapes], n) for n in single]
-    print(results.table(rows))
+        rows += [chain(bench, shapes, n) for n in single]
+    print(results.table(rows), flush=True)
+    results.FOLDER.mkdir(exist_ok=True)
     results.append("gpu_matmul", rows, bench.device.facts.name)
 
 

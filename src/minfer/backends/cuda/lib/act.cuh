@@ -31,7 +31,7 @@ template <int N_THREADS>
 DEVICE void stage_activations(u8* to, int stride, const float* x, int n_rows, int k, int padded) {
     int vectors = padded / 8;
     for (int row = 0; row < n_rows; row++) {
-#pragma unroll 4
+#pragma unroll 2
         for (int v = threadIdx.x; v < vectors; v += N_THREADS) {
             uint4 h = {0, 0, 0, 0};
             if (v * 8 < k) {

@@ -4,13 +4,10 @@
 // so the up of gate column n is n + 8, and their product is output n / 16 * 8 + n % 8.
 #include "lib/act.cuh"
 
-#define PLAIN_OUT 0
-#define GATED_SILU 1
-#define GATED_GELU 2
+constexpr int PLAIN_OUT = 0, GATED_SILU = 1, GATED_GELU = 2;
 
-template <int KIND>
-DEVICE float gated(float gate, float up) {
-    return (KIND == GATED_SILU ? silu(gate) : gelu(gate)) * up;
+DEVICE float gated(int kind, float gate, float up) {
+    return (kind == GATED_SILU ? silu(gate) : gelu(gate)) * up;
 }
 
 struct Output {
@@ -36,13 +33,35 @@ struct Output {
         *(float2*)(out + (u64)m * stride + n) = y;
     }
 
+    // Sums of column n, n % 16 < 8, and of column n + 8: two outputs, or a gate and its up.
+    DEVICE void finish(int kind, int m, int n, float a, float b) const {
+        a *= factor[n];
+        b *= factor[n + 8];
+        if (kind == PLAIN_OUT) {
+            one(m, n, a);
+            one(m, n + 8, b);
+        } else {
+            int to = n / 16 * 8 + n % 8;
+            if (to < stride) out[(u64)m * stride + to] = gated(kind, a, b);
+        }
+    }
+
+    // Column n of row m, its factor applied.
+    DEVICE void one(int m, int n, float y) const {
+        if (n >= stride) return;
+        float extra = 0.0f;
+        if (bias) extra += bias[n];
+        if (residual) extra += residual[(u64)m * stride + n];
+        out[(u64)m * stride + n] = y + extra;
+    }
+
     // Sums of gate columns n, n + 1 (n even, n % 16 < 8) and of their ups.
     template <int KIND>
     DEVICE void pair(int m, int n, float g0, float g1, float u0, float u1) const {
         int to = n / 16 * 8 + n % 8;
         if (to >= stride) return;
         float2 fg = *(const float2*)(factor + n), fu = *(const float2*)(factor + n + 8);
-        float2 y = {gated<KIND>(g0 * fg.x, u0 * fu.x), gated<KIND>(g1 * fg.y, u1 * fu.y)};
+        float2 y = {gated(KIND, g0 * fg.x, u0 * fu.x), gated(KIND, g1 * fg.y, u1 * fu.y)};
         *(float2*)(out + (u64)m * stride + to) = y;
     }
 };

@@ -6,6 +6,15 @@
 
 DEVICE u32 shared_address(const void* p) { return (u32)__cvta_generic_to_shared(p); }
 
+// A vector of shared memory; keeps its place among products, so that few are in registers at a time.
+DEVICE uint4 load_shared16(u32 address) {
+    uint4 v;
+    asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+                 : "r"(address));
+    return v;
+}
+
 // ---- mbarriers ----------------------------------------------------------------------------------
 
 DEVICE void barrier_init(u64* barrier, u32 count) {
@@ -62,7 +71,50 @@ DEVICE void bulk_copy(void* to, const void* from, u32 bytes, u64* barrier) {
         : "memory");
 }
 
-// The same for bytes that are read once: they leave the L2 cache first.
+// The same into every block of the cluster that `mask` names, at the same places in each.
+DEVICE void bulk_copy_all(void* to, const void* from, u32 bytes, u64* barrier, u16 mask) {
+    asm volatile(
+        "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster "
+        "[%0], [%1], %2, [%3], %4;" ::"r"(shared_address(to)),
+        "l"(from), "r"(bytes), "r"(shared_address(barrier)), "h"(mask)
+        : "memory");
+}
+
+// Arrives at the barrier at the same place in block `rank` of the cluster.
+DEVICE void barrier_arrive_at(u64* barrier, u32 rank) {
+    asm volatile(
+        "{ .reg .b32 a; mapa.shared::cluster.u32 a, %0, %1; "
+        "mbarrier.arrive.release.cluster.shared::cluster.b64 _, [a]; }" ::"r"(
+            shared_address(barrier)),
+        "r"(rank)
+        : "memory");
+}
+
+// Waits as `barrier_wait` for arrivals from other blocks of the cluster.
+DEVICE void barrier_wait_cluster(u64* barrier, u32 parity) {
+    u32 done;
+    do {
+        asm volatile(
+            "{ .reg .pred p; mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 p, [%1], %2; "
+            "selp.u32 %0, 1, 0, p; }"
+            : "=r"(done)
+            : "r"(shared_address(barrier)), "r"(parity)
+            : "memory");
+    } while (!done);
+}
+
+DEVICE u32 cluster_rank() {
+    u32 rank;
+    asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
+    return rank;
+}
+DEVICE void cluster_sync() {
+    asm volatile(
+        "barrier.cluster.arrive.release.aligned; barrier.cluster.wait.acquire.aligned;" ::
+            : "memory");
+}
+
+// As `bulk_copy`, for bytes that are read once: they leave the L2 cache first.
 DEVICE void bulk_copy_once(void* to, const void* from, u32 bytes, u64* barrier) {
     u64 policy;
     asm volatile("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
@@ -88,9 +140,27 @@ DEVICE void copy_wait() {  // until at most PENDING of this thread's groups are 
     asm volatile("cp.async.wait_group %0;" ::"n"(PENDING) : "memory");
 }
 
+// Copies into a slot that many warps read, by one warp; `barrier` expects COPY_ARRIVALS.
+#if __CUDA_ARCH__ >= 900
+constexpr int COPY_ARRIVALS = 1;
+DEVICE void warp_copy(u8* to, const u8* from, u32 bytes, u64* barrier, int lane) {
+    if (lane == 0) {
+        barrier_expect(barrier, bytes);
+        bulk_copy(to, from, bytes, barrier);
+    }
+}
+#else
+constexpr int COPY_ARRIVALS = WARP;
+DEVICE void warp_copy(u8* to, const u8* from, u32 bytes, u64* barrier, int lane) {
+    for (u32 i = lane * 16; i < bytes; i += WARP * 16) copy16_async(to + i, from + i);
+    asm volatile("cp.async.mbarrier.arrive.noinc.shared.b64 [%0];" ::"r"(shared_address(barrier))
+                 : "memory");
+}
+#endif
+
 // ---- a ring of slots that one warp fills and empties ---------------------------------------------
-// Call `issue` once for each slot, then in turn `wait`, read, `issue` for the slot just read. A warp
-// that has no more to copy still calls `issue`, with 0 bytes.
+// Call `issue` once for each slot, then in turn `wait`, read, `__syncwarp`, `issue` for slot `at`,
+// `advance`. A warp that has no more to copy still calls `issue`, with 0 bytes.
 template <int SLOTS, int SLOT_BYTES>
 struct WarpRing {
     static constexpr int BYTES = SLOTS * SLOT_BYTES;
@@ -103,15 +173,25 @@ struct WarpRing {
     DEVICE WarpRing(u8* slots, u64* barriers, int lane)
         : slots(slots), barriers(barriers), lane(lane) {}
 
-    DEVICE void issue(int slot, const u8* from, u32 bytes) {
+    // Copies bytes[i] from from[i] to places `pitch` apart in a slot.
+    template <int N>
+    DEVICE void issue(int slot, const u8* const (&from)[N], const u32 (&bytes)[N], int pitch) {
+        u8* to = slots + slot * SLOT_BYTES;
 #if __CUDA_ARCH__ >= 900
-        if (lane == 0 && bytes) {
-            barrier_expect(barriers + slot, bytes);
-            bulk_copy_once(slots + slot * SLOT_BYTES, from, bytes, barriers + slot);
+        u32 all = 0;
+#pragma unroll
+        for (int i = 0; i < N; i++) all += bytes[i];
+        if (lane == 0 && all) {
+            barrier_expect(barriers + slot, all);
+#pragma unroll
+            for (int i = 0; i < N; i++)
+                if (bytes[i]) bulk_copy_once(to + i * pitch, from[i], bytes[i], barriers + slot);
         }
 #else
-        for (u32 i = lane * 16; i < bytes; i += WARP * 16)
-            copy16_async(slots + slot * SLOT_BYTES + i, from + i);
+#pragma unroll
+        for (int i = 0; i < N; i++)
+            for (u32 at = lane * 16; at < bytes[i]; at += WARP * 16)
+                copy16_async(to + i * pitch + at, from[i] + at);
         copy_commit();
 #endif
     }
@@ -126,10 +206,8 @@ struct WarpRing {
         return slots + at * SLOT_BYTES;
     }
 
-    // Refills the slot just read; every lane has read it.
-    DEVICE void refill(const u8* from, u32 bytes) {
-        __syncwarp();
-        issue(at, from, bytes);
+    // The slot just read is free: every lane has read it, and `issue` fills it next.
+    DEVICE void advance() {
         if (++at == SLOTS) {
             at = 0;
             parity ^= 1;

@@ -207,11 +207,11 @@ struct Strip {
         }
     }
 
-    // Weights 16H..16H+15 of both rows as pairs of halves, in order.
-    template <int H>
-    DEVICE void expand(u32 (&w)[2][8]) const {
-        row<0, H>(w[0]);
-        row<1, H>(w[1]);
+    // Weights 8Q..8Q+7 of both rows as pairs of halves, in order.
+    template <int Q>
+    DEVICE void expand(u32 (&w)[2][4]) const {
+        row<0, Q>(w[0]);
+        row<1, Q>(w[1]);
     }
 
 private:
@@ -220,80 +220,72 @@ private:
         to[0][0] = v.x, to[0][1] = v.y, to[1][0] = v.z, to[1][1] = v.w;
     }
 
-    template <int h, int H>
-    DEVICE void row(u32 (&w)[8]) const {
+    template <int h, int Q>
+    DEVICE void row(u32 (&w)[4]) const {
         if constexpr (F::MAIN == 16) {
-            const uint4* p = (const uint4*)block + (s * 2 + h) * 128 + H * 64 + lane;
-            uint4 a = p[0], b = p[32];
-            w[0] = a.x, w[1] = a.y, w[2] = a.z, w[3] = a.w;
-            w[4] = b.x, w[5] = b.y, w[6] = b.z, w[7] = b.w;
-            return;
+            uint4 v = *((const uint4*)block + (s * 2 + h) * 128 + Q * 32 + lane);
+            w[0] = v.x, w[1] = v.y, w[2] = v.z, w[3] = v.w;
         } else {
             f16x2 high, low, summand;
-            factors<h, H>(high, summand);
+            factors<h, Q / 2>(high, summand);
             low = P::CLASSES == 2 ? mul2(high, power2(4)) : high;
-            codes<h, H>(w);
+            codes<h, Q>(w);
 #pragma unroll
-            for (int i = 0; i < 8; i++) w[i] = fma2(w[i], i % 2 ? high : low, summand);
+            for (int i = 0; i < 4; i++) w[i] = fma2(w[i], i % 2 ? high : low, summand);
         }
     }
 
     // The codes, as subnormal halves.
-    template <int h, int H>
-    DEVICE void codes(u32 (&w)[8]) const {
+    template <int h, int Q>
+    DEVICE void codes(u32 (&w)[4]) const {
         if constexpr (F::MAIN == 8) {
-            uint4 v = *((const uint4*)block + ((s * 2 + h) * 2 + H) * 32 + lane);
-            u32 words[4] = {v.x, v.y, v.z, v.w};
-#pragma unroll
-            for (int j = 0; j < 4; j++) {
-                w[2 * j] = words[j] & 0x00ff00ffu;
-                w[2 * j + 1] = (words[j] >> 8) & 0x00ff00ffu;
-            }
+            uint2 v = *((const uint2*)block + (((s * 2 + h) * 2 + Q / 2) * 32 + lane) * 2 + Q % 2);
+            w[0] = v.x & 0x00ff00ffu;
+            w[1] = (v.x >> 8) & 0x00ff00ffu;
+            w[2] = v.y & 0x00ff00ffu;
+            w[3] = (v.y >> 8) & 0x00ff00ffu;
         } else if constexpr (F::TABLE) {
-            u32 words[2] = {H ? main4[h].z : main4[h].x, H ? main4[h].w : main4[h].y};
-#pragma unroll
-            for (int j = 0; j < 2; j++) {
-                u32 low3 = words[j] & 0x77777777u;
-                u32 pick = 0x32103210u | ((words[j] >> 1) & 0x44444444u);
-                u32 a = level(low3, pick), b = level(low3 >> 16, pick >> 16);
-                w[4 * j] = a & 0x00ff00ffu;
-                w[4 * j + 1] = (a >> 8) & 0x00ff00ffu;
-                w[4 * j + 2] = b & 0x00ff00ffu;
-                w[4 * j + 3] = (b >> 8) & 0x00ff00ffu;
-            }
+            u32 word = nibbles<h, Q>();
+            u32 low3 = word & 0x77777777u, pick = 0x32103210u | ((word >> 1) & 0x44444444u);
+            u32 a = level(low3, pick), b = level(low3 >> 16, pick >> 16);
+            w[0] = a & 0x00ff00ffu;
+            w[1] = (a >> 8) & 0x00ff00ffu;
+            w[2] = b & 0x00ff00ffu;
+            w[3] = (b >> 8) & 0x00ff00ffu;
         } else {
+            u32 word = 0, crumbs = 0;
+            if constexpr (F::MAIN == 4) word = nibbles<h, Q>();
+            if constexpr (F::MAIN == 2) crumbs = main2[h][Q / 2];
+            if constexpr (F::EXTRA == 2) crumbs = extra[h][Q / 2];
+            if (Q % 2) crumbs = swap_bytes_of_halves(crumbs);
 #pragma unroll
-            for (int j = 0; j < 2; j++) {
-                u32 nibbles = 0, crumbs = 0;
-                if constexpr (F::MAIN == 4)
-                    nibbles = H ? (j ? main4[h].w : main4[h].z) : (j ? main4[h].y : main4[h].x);
-                if constexpr (F::MAIN == 2) crumbs = main2[h][H];
-                if constexpr (F::EXTRA == 2) crumbs = extra[h][H];
-                if (j) crumbs = swap_bytes_of_halves(crumbs);
-#pragma unroll
-                for (int i = 0; i < 4; i += 2) {
-                    u32 low = 0, high = 0;
-                    if constexpr (F::MAIN == 4) {
-                        low = (nibbles >> (4 * i)) & 0x000f000fu;
-                        high = (nibbles >> (4 * i)) & 0x00f000f0u;
-                    }
-                    if constexpr (F::MAIN == 2 || F::EXTRA == 2) {
-                        low |= (crumbs >> i) & 0x00300030u;
-                        high |= (crumbs >> i) & 0x03000300u;
-                    }
-                    if constexpr (F::EXTRA == 1) {
-                        constexpr u32 bit = F::MAIN == 4 ? 4 : 3;
-                        int version = 2 * (2 * H + j) + i / 2;
-                        u32 e = version < 4 ? extra[h][0] : swap_bytes_of_halves(extra[h][0]);
-                        e >>= version & 3;
-                        low |= e & (0x00010001u << bit);
-                        high |= e & (0x00100010u << bit);
-                    }
-                    w[4 * j + i] = low;
-                    w[4 * j + i + 1] = high;
+            for (int i = 0; i < 4; i += 2) {
+                u32 low = 0, high = 0;
+                if constexpr (F::MAIN == 4) {
+                    low = (word >> (4 * i)) & 0x000f000fu;
+                    high = (word >> (4 * i)) & 0x00f000f0u;
                 }
+                if constexpr (F::MAIN == 2 || F::EXTRA == 2) {
+                    low |= (crumbs >> i) & 0x00300030u;
+                    high |= (crumbs >> i) & 0x03000300u;
+                }
+                if constexpr (F::EXTRA == 1) {
+                    constexpr u32 bit = F::MAIN == 4 ? 4 : 3;
+                    int version = 2 * Q + i / 2;
+                    u32 e = version < 4 ? extra[h][0] : swap_bytes_of_halves(extra[h][0]);
+                    e >>= version & 3;
+                    low |= e & (0x00010001u << bit);
+                    high |= e & (0x00100010u << bit);
+                }
+                w[i] = low;
+                w[i + 1] = high;
             }
         }
+    }
+
+    template <int h, int Q>
+    DEVICE u32 nibbles() const {
+        return Q == 0 ? main4[h].x : Q == 1 ? main4[h].y : Q == 2 ? main4[h].z : main4[h].w;
     }
 
     // Four levels by the low nibbles of `low3`; `pick` chooses between the lower and upper eight.

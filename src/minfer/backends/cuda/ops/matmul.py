@@ -1,12 +1,13 @@
 """Matrix products: `matmul`, `fused_ffn`, and the projections of `fused_qkv`.
 
-Single rows stream the packed weight once (`matmul_vec`); the other rows multiply on weights
-expanded to halves in scratch. Geometry is `matmul_choose`'s, the packed layout `matmul_pack`'s.
+Single rows stream the packed weight once (`matmul_vec`, `matmul_batch`); the other rows multiply
+on weights expanded to halves in scratch. Geometry is `matmul_choose`'s, the packed layout
+`matmul_pack`'s.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from minfer.backends.base import Weight
@@ -16,7 +17,7 @@ from minfer.backends.cuda.ops import matmul_choose as choose
 from minfer.backends.cuda.ops import matmul_pack
 from minfer.backends.cuda.ops.base import Context, Store, blocks
 from minfer.backends.cuda.ops.matmul_pack import Format, Group
-from minfer.dtypes import F32
+from minfer.dtypes import BY_NAME, F32, WEIGHT_TYPES
 from minfer.graph import FusedFFNAttrs, Graph, MatMulAttrs, Node, WeightSpec
 
 PLAIN, SILU, GELU = 0, 1, 2
@@ -75,7 +76,7 @@ def load(node: Node, weights: Mapping[str, Weight], store: Store) -> None:
 
 
 def lower(node: Node, ctx: Context) -> list[Launch]:
-    """One launch for few single rows; three for the other rows."""
+    """One launch for few single rows, two or three for more; three for the other rows."""
     group = group_of(node, ctx.graph.weights)
     attrs = node.attrs
     epilogue, bias, residual = PLAIN, 0, 0
@@ -103,7 +104,7 @@ def project(product: Product, ctx: Context) -> list[Launch]:
     """The launches of a product: single rows first, then the others."""
     launches: list[Launch] = []
     if product.single_rows:
-        launches += _single(product, ctx.facts)
+        launches += _single(product, ctx)
     if product.rows > product.single_rows:
         launches += _many(product, ctx)
     return launches
@@ -112,58 +113,135 @@ def project(product: Product, ctx: Context) -> list[Launch]:
 # ---- single rows --------------------------------------------------------------------------------
 
 
-def _single(product: Product, facts: Facts) -> list[Launch]:
-    launches, first = [], 0
-    while first < product.single_rows:
-        variant = choose.vec(product.group, product.single_rows - first, facts)
-        launches.append(vec_launch(product, first, variant))
-        first += variant.rows
+def _single(product: Product, ctx: Context) -> list[Launch]:
+    rows = product.single_rows
+    few = choose.vec(product.group, rows, ctx.facts)
+    if few is not None:
+        return [vec_launch(product, few)]
+    launches: list[Launch] = []
+    first = 0
+    while first < rows:
+        variant = choose.batch(product.group, rows - first, ctx.facts)
+        n = min(variant.columns, rows - first)
+        launches += batch_launches(product, first, n, variant, ctx)
+        first += n
     return launches
 
 
-def vec_launch(product: Product, first: int, variant: choose.Vec) -> Launch:
-    """The launch of `matmul_vec` for the rows from `first` on."""
+def _addresses(product: Product) -> tuple[int, ...]:
+    """Addresses of three segments, those that are not there 0, and of the factors."""
+    found = [product.weights + s.offset for s in product.group.segments]
+    return (*found, *[0] * (3 - len(found)), product.weights + product.group.factors)
+
+
+def _tiles(group: Group) -> tuple[int, ...]:
+    """Tiles of three segments."""
+    found = [s.n_tiles for s in group.segments]
+    return (*found, *[0] * (3 - len(found)))
+
+
+def vec_launch(product: Product, variant: choose.Vec) -> Launch:
+    """The launch of `matmul_vec` for the single rows."""
     group = product.group
-    segments = group.segments
-    addresses = [product.weights + s.offset for s in segments]
-    tiles = [s.n_tiles for s in segments]
-    spare = 3 - len(segments)
+    rule = choose.order(group)
     args = (
-        *addresses,
-        *[0] * spare,
-        product.weights + group.factors,
-        product.x + 4 * first * group.n_cols,
+        *_addresses(product),
+        product.x,
         product.bias,
-        product.residual + 4 * first * group.n_outputs if product.residual else 0,
-        product.out + 4 * first * group.n_outputs,
+        product.residual,
+        product.out,
         group.n_cols,
-        *tiles,
-        *[0] * spare,
+        *_tiles(group),
         group.n_outputs,
+        rule.part,
+        rule.section,
+        variant.log_in_flight,
+        product.epilogue,
     )
-    made = vec_kernel([s.format for s in segments], group.n_cols, product.epilogue, variant)
+    made = vec_kernel(group, variant)
     return Launch(made, (variant.grid, 1, 1), (variant.warps + 1) * 32, args, variant.shared)
 
 
-def vec_kernel(
-    formats: Sequence[Format], n_cols: int, epilogue: int, variant: choose.Vec
-) -> Kernel:
+def _types(group: Group) -> dict[str, int | float | str]:
+    """Macros for the types of three segments."""
+    types = [s.format.struct for s in group.segments]
+    types += [types[-1]] * (3 - len(types))
+    return {f"TYPE{i}": t for i, t in enumerate(types)}
+
+
+def vec_kernel(group: Group, variant: choose.Vec) -> Kernel:
     """The specialised `matmul_vec`."""
-    types = [f.struct for f in formats] + [formats[-1].struct] * (3 - len(formats))
     return kernel(
         "ops/matmul_vec.cu",
         "matmul_vec",
-        "p p p p p p p p i i i i i",
-        TYPE0=types[0],
-        TYPE1=types[1],
-        TYPE2=types[2],
+        "p p p p p p p p i i i i i i i i i",
         ROWS=variant.rows,
-        PIECES=choose.pieces_a_part(n_cols),
-        SECTION=choose.parts_a_section(n_cols),
         WARPS=variant.warps,
         STAGES=variant.stages,
-        TILES_IN_FLIGHT=variant.tiles_in_flight,
-        EPILOGUE=epilogue,
+        **_types(group),
+    )
+
+
+def batch_launches(
+    product: Product, first: int, rows: int, variant: choose.Batch, ctx: Context
+) -> list[Launch]:
+    """The launches of `matmul_batch` for `rows` single rows from `first` on."""
+    group = product.group
+    skip = 4 * first * group.n_outputs
+    bias, out = product.bias, product.out + skip
+    residual = product.residual + skip if product.residual else 0
+    x_bytes = variant.columns * blocks(group.n_cols, 128) * 256
+    n_units = blocks(choose.order(group).n_parts, variant.parts_a_block if variant.split else 1)
+    if variant.split == 1:
+        n_units = choose.order(group).n_parts
+    partial_bytes = 4 * n_units * variant.columns * group.n_rows if variant.split else 0
+    scratch = ctx.scratch(x_bytes + partial_bytes)
+    args = (
+        *_addresses(product),
+        scratch,
+        bias,
+        residual,
+        out,
+        scratch + x_bytes,
+        group.n_cols,
+        *_tiles(group),
+        group.n_outputs,
+        rows,
+        variant.parts_a_block,
+    )
+    made = batch_kernels(group, product.epilogue, variant)
+    launches = [
+        act_launch(product.x + 4 * first * group.n_cols, scratch, rows, variant.columns, group),
+        Launch(made[0], (*variant.grid, 1), (variant.warps + 1) * 32, args, variant.shared),
+    ]
+    if variant.split:
+        factors = product.weights + group.factors
+        args = (
+            scratch + x_bytes, factors, bias, residual, out, n_units, group.n_rows, group.n_outputs,
+        )  # fmt: skip
+        launches.append(Launch(made[1], (blocks(group.n_rows, 512), rows, 1), 256, args))
+    return launches
+
+
+def batch_kernels(group: Group, epilogue: int, variant: choose.Batch) -> tuple[Kernel, Kernel]:
+    """The specialised `matmul_batch`, and what finishes a split one."""
+    rule = choose.order(group)
+    macros = {
+        "COLUMNS": variant.columns,
+        "WARPS": variant.warps,
+        "TILES": variant.tiles,
+        "STAGES": variant.stages,
+        "X_STAGES": variant.x_stages,
+        "SPLIT": variant.split,
+        "PART": rule.part,
+        "SECTION": rule.section,
+        "EPILOGUE": epilogue,
+        **_types(group),
+    }
+    file = "ops/matmul_batch.cu"
+    return (
+        kernel(file, "matmul_batch", "p p p p p p p p p i i i i i i i", **macros),
+        kernel(file, "matmul_batch_finish", "p p p p p i i i", **macros),
     )
 
 
@@ -173,14 +251,14 @@ def vec_kernel(
 def _many(product: Product, ctx: Context) -> list[Launch]:
     group = product.group
     rows = product.rows - product.single_rows
-    padded = blocks(rows, choose.TILE_M) * choose.TILE_M
-    strips = blocks(group.n_cols, 128)
-    x_bytes, w_bytes = padded * strips * 256, group.n_rows * strips * 256
-    scratch = ctx.scratch(x_bytes + w_bytes)
     variant = choose.gemm(group, rows, ctx.facts)
+    strips = blocks(group.n_cols, 128)
+    x_bytes, w_bytes = variant.padded * strips * 256, group.n_rows * strips * 256
+    scratch = ctx.scratch(x_bytes + w_bytes)
+    x = product.x + 4 * product.single_rows * group.n_cols
     return [
         *expand_launches(group, product.weights, scratch + x_bytes),
-        act_launch(product, scratch),
+        act_launch(x, scratch, rows, variant.padded, group),
         gemm_launch(product, scratch, scratch + x_bytes, ctx.input("counts"), variant),
     ]
 
@@ -207,18 +285,11 @@ def expand_kernel(format: Format) -> Kernel:
     return kernel("ops/matmul_expand.cu", "matmul_expand", "p p i i i i", TYPE=format.struct)
 
 
-def act_launch(product: Product, out: int) -> Launch:
-    """Make halves of the rows that are not single."""
-    rows = product.rows - product.single_rows
-    n_cols = product.group.n_cols
-    padded = blocks(rows, choose.TILE_M) * choose.TILE_M
-    strips = blocks(n_cols, 128)
-    return Launch(
-        act_kernel(),
-        (blocks(strips * 16, 256), padded, 1),
-        256,
-        (product.x + 4 * product.single_rows * n_cols, out, rows, padded, n_cols, strips),
-    )
+def act_launch(x: int, out: int, rows: int, padded: int, group: Group) -> Launch:
+    """Make chunked halves of `rows` rows of f32 at `x`, and zeros of the rows up to `padded`."""
+    strips = blocks(group.n_cols, 128)
+    grid = (blocks(strips * 16, 256), padded, 1)
+    return Launch(act_kernel(), grid, 256, (x, out, rows, padded, group.n_cols, strips))
 
 
 def act_kernel() -> Kernel:
@@ -229,9 +300,7 @@ def act_kernel() -> Kernel:
 def gemm_launch(product: Product, x: int, w: int, counts: int, variant: choose.Gemm) -> Launch:
     """The product of expanded operands at `x` and `w`."""
     group = product.group
-    rows = product.rows - product.single_rows
     skip = 4 * product.single_rows * group.n_outputs
-    padded = blocks(rows, choose.TILE_M) * choose.TILE_M
     args = (
         x,
         w,
@@ -240,14 +309,14 @@ def gemm_launch(product: Product, x: int, w: int, counts: int, variant: choose.G
         product.residual + skip if product.residual else 0,
         product.out + skip,
         counts,
-        padded,
+        variant.padded,
         group.n_rows,
         2 * blocks(group.n_cols, 128),
         group.n_outputs,
     )
     block = 384 if variant.hopper else 256
     made = gemm_kernel(product.epilogue, variant)
-    return Launch(made, (variant.grid, 1, 1), block, args, variant.shared)
+    return Launch(made, (variant.grid, 1, 1), block, args, variant.shared, variant.cluster)
 
 
 def gemm_kernel(epilogue: int, variant: choose.Gemm) -> Kernel:
@@ -260,6 +329,7 @@ def gemm_kernel(epilogue: int, variant: choose.Gemm) -> Kernel:
             signature,
             TILE_N=variant.tile_n,
             STAGES=variant.stages,
+            CLUSTER=variant.cluster,
             EPILOGUE=epilogue,
         )
     return kernel(
@@ -268,18 +338,34 @@ def gemm_kernel(epilogue: int, variant: choose.Gemm) -> Kernel:
 
 
 def kernels(facts: Facts) -> Sequence[Kernel]:
-    """Every type at one and eight rows, the mixed QKV, and the many-rows products."""
+    """Every type at one, eight and 64 rows, the mixed QKV, and the many-rows products."""
     found: list[Kernel] = matmul_pack.kernels()
-    for format in matmul_pack.FORMATS.values():
-        found.append(expand_kernel(format))
-        for rows in (1, 8):
-            variant = choose.Vec(rows, 12, 2, 2, facts.n_sms, 0)
-            found.append(vec_kernel([format], 4096, SILU if rows == 8 else PLAIN, variant))
-    q4, q6 = matmul_pack.FORMATS["q4_K"], matmul_pack.FORMATS["q6_K"]
-    found.append(vec_kernel([q4, q4, q6], 4096, PLAIN, choose.Vec(1, 12, 2, 2, facts.n_sms, 0)))
+    for dtype in WEIGHT_TYPES:
+        found.append(expand_kernel(matmul_pack.FORMATS[dtype.name]))
+        for n_rows, epilogue in ((4096, PLAIN), (16384, SILU)):
+            spec = WeightSpec(dtype, (4096, n_rows))
+            group = Group(("a", "b"), (spec, spec), True) if epilogue else Group(("a",), (spec,))
+            found += _single_kernels(group, epilogue, (1, 8, 16, 64), facts)
+    q4, q6 = BY_NAME["q4_K"], BY_NAME["q6_K"]
+    specs = (WeightSpec(q4, (3584, 3584)), WeightSpec(q4, (3584, 512)), WeightSpec(q6, (3584, 512)))
+    mixed = Group(("q", "k", "v"), specs)
+    found += _single_kernels(mixed, PLAIN, (1, 8, 16, 64), facts)
     found.append(act_kernel())
     hopper = facts.capability == (9, 0)
     for tile_n in (128, 192, 224, 256) if hopper else (128,):
         for epilogue in (PLAIN, SILU, GELU):
-            found.append(gemm_kernel(epilogue, choose.Gemm(hopper, tile_n, 3, 1, 0)))
+            found.append(
+                gemm_kernel(epilogue, choose.Gemm(hopper, tile_n, 1 + hopper, 3, 256, 1, 0))
+            )
     return found
+
+
+def _single_kernels(
+    group: Group, epilogue: int, rows: Sequence[int], facts: Facts
+) -> Iterator[Kernel]:
+    for n in rows:
+        few = choose.vec(group, n, facts)
+        if few is not None:
+            yield vec_kernel(group, few)
+        else:
+            yield from batch_kernels(group, epilogue, choose.batch(group, n, facts))

@@ -1,12 +1,14 @@
 """Which kernel computes a product, and in what geometry: pure functions of shapes and the device.
 
-`single` rows (decode rows, output heads) go to `matmul_vec`; a row's bits are the same in every
-variant of it (`lib/order.cuh`). The other rows go to a tensor-core product on weights expanded to
-halves: `matmul_gemm_sm90` on Hopper, `matmul_gemm` elsewhere.
+Single rows (decode rows, output heads) go to `matmul_vec` while they are few and fit its shared
+memory, else to `matmul_batch`; a row's bits are the same in every variant of both
+(`lib/order.cuh`). The other rows go to a tensor-core product on weights expanded to halves:
+`matmul_gemm_sm90` on Hopper, `matmul_gemm` elsewhere.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -17,20 +19,43 @@ if TYPE_CHECKING:
     from minfer.backends.cuda.device import Facts
 
 PIECE = 256
-"""Weights of a row in a slot of the rings."""
-MAX_VEC_ROWS = 16
+"""Weights of a row in a step of the rings."""
+MAX_VEC_ROWS = 8
 SHARED_A_SM = 228 << 10
 SHARED_RESERVED = 1 << 10  # of a block, taken by the driver
 
 
-def pieces_a_part(n_cols: int) -> int:
-    """Pieces that are summed in one chain: part of the numerics, whatever the kernel."""
-    return 2 if n_cols > 1024 else 1
+@dataclass(frozen=True, slots=True)
+class Order:
+    """In what order the single-row kernels add (`lib/order.cuh`): numerics, not speed alone.
+
+    Attributes:
+        part: pieces that are summed in one chain.
+        section: parts that are summed before sections are.
+        n_parts: parts of a row.
+    """
+
+    part: int
+    section: int
+    n_parts: int
+
+    @property
+    def n_sections(self) -> int:
+        """Sections of a row."""
+        return blocks(self.n_parts, self.section)
 
 
-def parts_a_section(n_cols: int) -> int:
-    """Parts that are summed before sections are: part of the numerics, whatever the kernel."""
-    return 8 if blocks(n_cols, PIECE * pieces_a_part(n_cols)) <= 8 else 4
+def order(group: Group) -> Order:
+    """The order for a group: short chains where there are few rows to share among warps."""
+    n_pieces = blocks(group.n_cols, PIECE)
+    part = 2 if group.n_tiles >= 1024 else 1
+    n_parts = blocks(n_pieces, part)
+    return Order(part, 16 if n_parts <= 16 else 10, n_parts)
+
+
+def piece_bytes(group: Group) -> int:
+    """Bytes of a piece of a tile, of the largest type."""
+    return max(s.format.nbytes * (PIECE // s.format.block) for s in group.segments)
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,10 +63,10 @@ class Vec:
     """A geometry of `matmul_vec`.
 
     Attributes:
-        rows: rows of x a launch computes.
+        rows: rows of x.
         warps: streaming warps a block.
         stages: slots of a warp's ring.
-        tiles_in_flight: tiles whose partial sums are kept at a time.
+        log_in_flight: log2 of the tiles whose partial sums are kept at a time.
         grid: blocks.
         shared: bytes of shared memory a block.
     """
@@ -49,41 +74,144 @@ class Vec:
     rows: int
     warps: int
     stages: int
-    tiles_in_flight: int
+    log_in_flight: int
     grid: int
     shared: int
 
 
-def vec(group: Group, rows: int, facts: Facts) -> Vec:
-    """The geometry for `rows` single rows; it may take fewer rows a launch than asked.
+RING_BYTES = 104 << 10
+"""Bytes of all rings of a block: two blocks and their rows of x fit a multiprocessor, so that the
+next kernel's rings fill while this one ends."""
 
-    Two blocks fit a multiprocessor where possible, so that the next kernel's rings fill while this
-    one ends.
+
+def vec(group: Group, rows: int, facts: Facts) -> Vec | None:
+    """The geometry for `rows` single rows, None if they do not fit.
+
+    Warps and stages depend on the types alone: shapes share a kernel, which then stays in the
+    instruction cache.
     """
-    half = (min(SHARED_A_SM, facts.shared_limit + SHARED_RESERVED)) // 2 - SHARED_RESERVED
-    for n in range(min(rows, MAX_VEC_ROWS), 0, -1):
-        for limit in (half, facts.shared_limit):
-            for warps, stages in ((12, 4), (12, 3), (12, 2), (8, 3), (8, 2)):
-                found = vec_geometry(group, n, warps, stages, facts.n_sms)
-                if found.shared <= limit:
-                    return found
-    raise ValueError(f"rows of {group.n_cols} features do not fit {facts.shared_limit} bytes")
+    if rows > MAX_VEC_ROWS:
+        return None
+    stages = 2
+    warps = max(8, min(11, RING_BYTES // (stages * 2 * piece_bytes(group))))
+    while warps >= 2:
+        found = vec_geometry(group, rows, warps, stages, facts.n_sms)
+        if found.shared <= facts.shared_limit:
+            return found
+        warps //= 2
+    return None
 
 
 def vec_geometry(group: Group, rows: int, warps: int, stages: int, n_sms: int) -> Vec:
     """The geometry with this number of warps and stages."""
-    slot = max(s.format.nbytes * (PIECE // s.format.block) for s in group.segments)
+    n_parts = order(group).n_parts
     n_pieces = blocks(group.n_cols, PIECE)
-    n_parts = blocks(n_pieces, pieces_a_part(group.n_cols))
     grid = min(n_sms, group.n_tiles)
-    tiles_in_flight = min(blocks(group.n_tiles, grid), max(2, blocks(2 * warps, n_parts) + 1))
+    # as many tiles as the warps work on at a time, and one that is being finished
+    log_in_flight = min(blocks(group.n_tiles, grid), blocks(2 * warps, n_parts) + 1).bit_length()
+    in_flight = 1 << log_in_flight
     shared = (
-        warps * stages * slot
-        + tiles_in_flight * n_parts * rows * 64
+        warps * stages * 2 * piece_bytes(group)
+        + in_flight * n_parts * rows * 64
         + rows * (n_pieces * 2 * PIECE + 64)
-        + 8 * (warps * stages + 2 * tiles_in_flight)
+        + 8 * (warps * stages + 2 * in_flight)
     )
-    return Vec(rows, warps, stages, tiles_in_flight, grid, shared)
+    return Vec(rows, warps, stages, log_in_flight, grid, shared)
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """A geometry of `matmul_batch`.
+
+    Attributes:
+        columns: rows of x a launch computes, padded to 8, 16, 32 or 64.
+        warps: streaming warps a block.
+        tiles: row tiles a warp.
+        stages, x_stages: slots of a warp's ring and of the ring of x.
+        split: 0 whole rows a block; 1 parts, 2 sections, which a second launch adds.
+        parts_a_block: parts a block computes.
+        grid: blocks in x (tiles) and y (parts).
+        shared: bytes of shared memory a block.
+    """
+
+    columns: int
+    warps: int
+    tiles: int
+    stages: int
+    x_stages: int
+    split: int
+    parts_a_block: int
+    grid: tuple[int, int]
+    shared: int
+
+
+# Relative times: of a piece of a tile 1; bytes of x weigh less than the weights', which come from
+# farther; a block's start and end; a second launch.
+_X_COST, _BLOCK_COST, _SPLIT_COST = 0.6, 40.0, 30.0
+
+
+def batch(group: Group, rows: int, facts: Facts) -> Batch:
+    """The geometry for single rows, 64 at most: the one whose busiest multiprocessor does least.
+
+    It may take fewer `columns` than rows, where shared memory is small.
+    """
+    for columns in (64, 32, 16, 8):
+        if columns > 8 and rows <= columns // 2:
+            continue
+        found = [(_batch_cost(group, v, facts.n_sms), v) for v in _batches(group, columns, facts)]
+        if found:
+            return min(found, key=lambda pair: pair[0])[1]
+    raise ValueError(f"8 rows do not fit {facts.shared_limit} bytes of shared memory")
+
+
+def _batches(group: Group, columns: int, facts: Facts) -> Iterator[Batch]:
+    even = all(s.n_tiles % 2 == 0 for s in group.segments[:-1])
+    for tiles in (2, 1) if even else (1,):
+        # a quarter of the registers serves three warps, or two that need more than 168 a thread
+        most = 7 if columns == 64 and tiles == 2 else 11
+        for warps in range(most, 0, -1):
+            yield from batch_splits(group, columns, warps, tiles, facts)
+
+
+def _batch_cost(group: Group, variant: Batch, n_sms: int) -> float:
+    rule = order(group)
+    waves = blocks(variant.grid[0] * variant.grid[1], n_sms)
+    pieces = variant.parts_a_block * rule.part
+    x = pieces * variant.columns * 2 * PIECE / piece_bytes(group) * _X_COST
+    cost = waves * (pieces * variant.warps * variant.tiles + x + _BLOCK_COST)
+    if variant.tiles == 1:  # x is read from shared memory twice as often
+        cost *= 1.2
+    if variant.split:
+        n_units = rule.n_parts if variant.split == 1 else rule.n_sections
+        nbytes = 8.0 * n_units * variant.columns * group.n_rows
+        cost += _SPLIT_COST + nbytes / n_sms / piece_bytes(group)
+    return cost
+
+
+def batch_splits(group: Group, columns: int, warps: int, tiles: int, facts: Facts) -> list[Batch]:
+    """The geometries with these warps and tiles that fit, by how they split K."""
+    rule = order(group)
+    across = blocks(group.n_tiles, warps * tiles)
+    splits = [(2, rule.section)] if rule.n_sections > 1 else [(0, rule.n_parts)]
+    if rule.n_sections == 1:
+        splits += [(1, n) for n in range(1, rule.n_parts)]
+    found = []
+    for split, parts in splits:
+        for stages, x_stages in ((3, 3), (3, 2), (2, 2)):
+            shared = (
+                1024
+                + x_stages * columns * 2 * PIECE
+                + warps * stages * tiles * piece_bytes(group)
+                + (0 if split == 1 else warps * tiles * columns * 64)
+                + 8 * (warps * stages + 2 * x_stages)
+            )
+            if shared <= facts.shared_limit:
+                grid = (across, blocks(rule.n_parts, parts))
+                found.append(
+                    Batch(columns, warps, tiles, stages, x_stages, split, parts, grid, shared)
+                )
+                break
+    return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,19 +221,25 @@ class Gemm:
     Attributes:
         hopper: whether it is `matmul_gemm_sm90`.
         tile_n: packed rows of the weight a tile covers; it always covers 128 rows of x.
+        cluster: blocks that share the weights they fetch.
         stages: slots of the ring.
+        padded: rows of x, padded to whole tiles of a cluster.
         grid: blocks.
         shared: bytes of shared memory a block.
     """
 
     hopper: bool
     tile_n: int
+    cluster: int
     stages: int
+    padded: int
     grid: int
     shared: int
 
 
 TILE_M = 128
+CLUSTER = 1
+"""Blocks that share weights; two were slower on an H200: QKV of a 7B at 2,048 200 us, not 152."""
 _OVERHEAD = {256: 1.0, 224: 1.0, 192: 1.03, 128: 1.12}
 """Time a unit of work takes in a Hopper tile of this width, relative to the widest."""
 
@@ -116,14 +250,18 @@ def gemm(group: Group, rows: int, facts: Facts) -> Gemm:
     if facts.capability != (9, 0):
         grid = tiles_m * blocks(group.n_rows, 128)
         stages = 3 if facts.shared_limit >= 3 * 2 * 128 * 128 else 2
-        return Gemm(False, 128, stages, grid, stages * 2 * 128 * 128)
+        shared = stages * 2 * 128 * 128
+        return Gemm(False, 128, 1, stages, tiles_m * TILE_M, grid, shared)
+    cluster = CLUSTER
+    tiles_m = blocks(tiles_m, cluster)
 
     def cost(tile_n: int) -> float:
         tiles = tiles_m * blocks(group.n_rows, tile_n)
-        return blocks(tiles, facts.n_sms) * tile_n * _OVERHEAD[tile_n]
+        return blocks(tiles, facts.n_sms // cluster) * tile_n * _OVERHEAD[tile_n]
 
     tile_n = min(_OVERHEAD, key=cost)
     slot = (TILE_M + tile_n) * 128
     stages = min(6, (facts.shared_limit - 4096) // slot)
-    grid = min(facts.n_sms, tiles_m * blocks(group.n_rows, tile_n))
-    return Gemm(True, tile_n, stages, grid, stages * slot + 1024)
+    grid = cluster * min(facts.n_sms // cluster, tiles_m * blocks(group.n_rows, tile_n))
+    padded = tiles_m * cluster * TILE_M
+    return Gemm(True, tile_n, cluster, stages, padded, grid, stages * slot + 1024)

@@ -15,6 +15,16 @@
 #define TYPE Q4_K
 #endif
 
+template <int Q, class F>
+DEVICE void expand_quarter(const Strip<F>& from, u8* out, int row, int n_rows, int strip, int t) {
+    u32 v[2][4];
+    from.template expand<Q>(v);
+#pragma unroll
+    for (int h = 0; h < 2; h++)
+        *(uint4*)(out + chunked_offset(row + h * 8, n_rows, strip, Q, t)) = {v[h][0], v[h][1],
+                                                                             v[h][2], v[h][3]};
+}
+
 KERNEL __launch_bounds__(256)
 matmul_expand(const u8* w, u8* out, int n_tiles, int n_blocks, int first_row, int n_rows) {
     using P = Packed<TYPE>;
@@ -27,20 +37,11 @@ matmul_expand(const u8* w, u8* out, int n_tiles, int n_blocks, int first_row, in
     int tile = index / strips, strip = index % strips;
     Strip<TYPE> from(w + ((u64)tile * n_blocks + strip / P::STRIPS) * P::BYTES, strip % P::STRIPS,
                      lane);
-    u32 v[2][8];
-    auto write = [&](int H) {
-#pragma unroll
-        for (int h = 0; h < 2; h++)
-#pragma unroll
-            for (int i = 0; i < 2; i++) {
-                u64 at = chunked_offset(first_row + tile * 16 + h * 8 + g, n_rows, strip, 2 * H + i, t);
-                *(uint4*)(out + at) = {v[h][4 * i], v[h][4 * i + 1], v[h][4 * i + 2], v[h][4 * i + 3]};
-            }
-    };
-    from.template expand<0>(v);
-    write(0);
-    from.template expand<1>(v);
-    write(1);
+    int row = first_row + tile * 16 + g;
+    expand_quarter<0>(from, out, row, n_rows, strip, t);
+    expand_quarter<1>(from, out, row, n_rows, strip, t);
+    expand_quarter<2>(from, out, row, n_rows, strip, t);
+    expand_quarter<3>(from, out, row, n_rows, strip, t);
 }
 
 KERNEL __launch_bounds__(256)
