@@ -178,7 +178,7 @@ LENGTHS = (0, 1, 15, 16, 63, 64, 65, 127, 300, 1023, 1024, 2047, 2048, 2049, 420
 
 
 @pytest.mark.parametrize("kv", TYPES)
-@pytest.mark.parametrize("head_dim", [64, 80, 96, 128, 256])
+@pytest.mark.parametrize("head_dim", [32, 64, 80, 96, 112, 128, 192, 256])
 def test_single_rows(gpu: Any, head_dim: int, kv: str) -> None:
     case = Case(head_dim=head_dim, kv=kv, lengths=LENGTHS, padding=(1, 0))
     problem = Problem(gpu, case)
@@ -204,7 +204,7 @@ def generic(backend: Any) -> Any:
 
 @pytest.mark.parametrize("own", [True, False], ids=["own", "generic"])
 @pytest.mark.parametrize("kv", TYPES)
-@pytest.mark.parametrize("head_dim", [64, 80, 96, 128, 256])
+@pytest.mark.parametrize("head_dim", [32, 64, 80, 96, 112, 128, 192, 256])
 def test_chunks_of_several_sequences(gpu: Any, head_dim: int, kv: str, own: bool) -> None:
     gpu = gpu if own else generic(gpu)
     chunks = ((0, 2), (0, 70), (100, 33), (63, 1), (64, 5), (1000, 129))
@@ -246,20 +246,29 @@ def test_outliers_do_not_overflow(gpu: Any, kv: str) -> None:
 
 
 @pytest.mark.parametrize("kv", TYPES)
-def test_row_alone_equals_row_in_batch(gpu: Any, kv: str) -> None:
-    lengths = (0, 63, 64, 700, 1300, 4100)
-    together = Problem(gpu, Case(kv=kv, lengths=lengths, padding=(2, 0)))
-    for row in range(len(lengths)):
-        one = together.runner.graph.nodes[together.runner.graph.outputs[0]]
-        assert one.shape[0] == len(lengths) + 2
-        positions = np.full(len(lengths) + 2, -1)
-        positions[0] = lengths[row]
-        q = np.zeros_like(together.q)
-        q[0] = together.q[row]
-        seqs = np.zeros(len(positions))
-        seqs[0] = row
-        alone = together.runner(q=q, positions=positions, seqs=seqs)
-        np.testing.assert_array_equal(alone[0], together.out[row])
+@pytest.mark.parametrize("n_kv_heads", [2, 8])
+def test_row_alone_equals_row_in_batch(gpu: Any, n_kv_heads: int, kv: str) -> None:
+    # so many rows take blocks of four warps, one row alone takes eight
+    lengths = (0, 63, 64, 128, 700, 1300, 4100)
+    together = Problem(
+        gpu, Case(kv=kv, n_kv_heads=n_kv_heads, lengths=lengths, padding=(25, 0), window=0)
+    )
+    graph = together.runner.graph
+    attention = graph.nodes[graph.outputs[0]]
+    spec = graph.states["kv"]
+    builder = GraphBuilder({}, {"kv": spec})
+    q = builder.input("q", (1, attention.shape[1]), F32)
+    k = builder.input("k", (1, spec.n_kv_heads * spec.head_dim), F32)
+    at, seqs = builder.input("positions", (1,)), builder.input("seqs", (1,))
+    cells = builder.input("cells", (1,))
+    table = builder.input("page_table", together.table.shape)
+    store = builder.kv_store(k, k, cells, "kv", "store")
+    attrs = dataclasses.replace(attention.attrs, single_rows=1)
+    alone = Runner(gpu, builder.build(builder.attention(q, at, seqs, table, store, attrs, "one")))
+    alone.upload(page_table=together.table, cells=[-1])
+    for row, length in enumerate(lengths):
+        out = alone(q=together.q[row : row + 1], positions=[length], seqs=[row])
+        np.testing.assert_array_equal(out[0], together.out[row])
 
 
 @pytest.mark.parametrize("own", [True, False], ids=["own", "generic"])

@@ -244,3 +244,20 @@ def test_uploads_may_be_overwritten_at_once(gpu: Any) -> None:
     array[:] = 0
     found = gpu.download(0, (1000,), np.dtype(np.float32))
     assert error(found, np.arange(1000.0)) == 0.0
+
+
+def test_fetches_wait_for_themselves_and_keep_their_order(gpu: Any) -> None:
+    gpu.reserve(1 << 20)
+    fetched = []
+    for i in range(20):
+        gpu.upload(0, np.full(300, i, np.int32))
+        gpu.move(0, 4096, 1200)
+        fetched.append(gpu.fetch(4096, (300,), np.dtype(np.int32)))
+        if i % 3 == 0:
+            del fetched[-1]  # forgotten: its place serves the next
+    kept = [i for i in range(20) if i % 3]
+    for i, arrived in reversed(list(zip(kept, fetched, strict=True))):
+        assert (arrived() == i).all()
+        assert (arrived() == i).all()
+    with pytest.raises(BackendError, match="arena"):
+        gpu.fetch(1 << 20, (1,), np.dtype(np.int32))

@@ -166,6 +166,21 @@ class CudaBackend:
         self._check_range(offset, nbytes)
         return self.device.download(self._arena[0] + offset, nbytes).view(dtype).reshape(shape)
 
+    def fetch(
+        self, offset: int, shape: tuple[int, ...], dtype: np.dtype[np.generic]
+    ) -> Callable[[], NDArray[np.generic]]:
+        """Enqueue a copy out of the arena; the result waits for it, not for what comes after."""
+        nbytes = int(np.prod(shape)) * dtype.itemsize
+        self._check_range(offset, nbytes)
+        arrived = self.device.fetch(self._arena[0] + offset, nbytes)
+        return lambda: arrived().view(dtype).reshape(shape)
+
+    def move(self, source: int, target: int, nbytes: int) -> None:
+        """Copy within the arena, ordered with the work."""
+        self._check_range(source, nbytes)
+        self._check_range(target, nbytes)
+        self.device.copy(self._arena[0] + target, self._arena[0] + source, nbytes)
+
     def _check_range(self, offset: int, nbytes: int) -> None:
         self._check_open()
         if offset % ALIGNMENT or offset < 0 or offset + nbytes > self._arena[1]:

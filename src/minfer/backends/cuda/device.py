@@ -256,7 +256,7 @@ class Device:
             begin = self.stream.record(options=options)
             work()
             end = self.stream.record(options=options)
-            self._wait("timing")
+            self._wait("timing", None)
             return float(end - begin) / 1e3
         except self._errors as error:
             raise _explained(error, "timing") from error
@@ -341,6 +341,18 @@ class Device:
         self.faults.pass_through("download")
         return self.staging.download(address, nbytes)
 
+    def fetch(self, address: int, nbytes: int) -> Callable[[], Bytes]:
+        """Enqueue a copy from the device; the result waits for it, not for what comes after."""
+        self._bind()
+        self.faults.pass_through("download")
+        fetched = self.staging.fetch(address, nbytes)
+
+        def arrived() -> Bytes:
+            self._bind()
+            return fetched()
+
+        return arrived
+
     def copy(self, target: int, source: int, nbytes: int) -> None:
         """Copy within the device, in order with the work."""
         self._bind()
@@ -360,13 +372,17 @@ class Device:
         """
         self._bind()
         self.staging.flush()
-        self._wait("waiting for the device")
+        self._wait("waiting for the device", None)
 
-    def _wait(self, doing: str) -> None:
+    def _wait(self, doing: str, event: Any) -> None:
         self.faults.pass_through("synchronize")
         start = time.perf_counter()
         while True:
-            (status,) = self._cuda.cuStreamQuery(self._handle)
+            (status,) = (
+                self._cuda.cuStreamQuery(self._handle)
+                if event is None
+                else self._cuda.cuEventQuery(event)
+            )
             if int(status) == 0:
                 return
             if status.name != "CUDA_ERROR_NOT_READY":

@@ -7,7 +7,9 @@ one copy: the inputs of a step are many small arrays side by side. Who orders th
 from __future__ import annotations
 
 import ctypes
+import weakref
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -15,9 +17,12 @@ from numpy.typing import NDArray
 
 from minfer.backends.base import ALIGNMENT
 from minfer.backends.cuda import driver
+from minfer.errors import ClosedError
 
 SLOTS = 4
 SLOT_BYTES = 8 << 20
+LANDING_BYTES = 4 << 10
+_NO_TIMING = 2  # flag of an event
 
 Bytes = NDArray[np.uint8]
 
@@ -40,26 +45,38 @@ class Pinned:
         driver.check(self._cuda.cuMemFreeHost(self.address), "freeing pinned memory")
 
 
+@dataclass(frozen=True, slots=True)
+class Landing:
+    """Where a fetched copy arrives, and the event that tells."""
+
+    pinned: Pinned
+    event: Any
+
+
 class Staging:
     """A ring of pinned slots in front of a stream.
 
     Args:
         stream: handle of the stream all copies are ordered by.
-        wait: waits, within bounds, until the stream is idle; raises BackendError otherwise.
+        wait: waits, within bounds, for an event, or for the stream to be idle if that is None;
+            raises BackendError otherwise.
     """
 
-    def __init__(self, stream: int, wait: Callable[[str], None]) -> None:
+    def __init__(self, stream: int, wait: Callable[[str, Any], None]) -> None:
         self._cuda = driver.bindings()
         self._stream = stream
         self._wait = wait
         self._slots = [Pinned(SLOT_BYTES) for _ in range(SLOTS)]
         self._events: list[Any] = [
-            driver.check(self._cuda.cuEventCreate(2), "creating an event") for _ in range(SLOTS)
-        ]  # 2: without timing
+            driver.check(self._cuda.cuEventCreate(_NO_TIMING), "creating an event")
+            for _ in range(SLOTS)
+        ]
         self._slot = 0
         self._used = 0
         self._pending: list[tuple[int, int, int]] = []  # device address, slot offset, bytes
         self._block = 0  # allocation the last of them goes to
+        self._landings: list[Landing] = []
+        self._free: list[Landing] = []
         self.copies = 0
         """Copies to the device issued so far."""
 
@@ -134,13 +151,44 @@ class Staging:
                 self._cuda.cuMemcpyDtoHAsync(slot.address, source + position, n, self._stream),
                 "copying from the device",
             )
-            self._wait("copying from the device")
+            self._wait("copying from the device", None)
             out[position : position + n] = slot.array[:n]
         self._used = 0
         return out
 
+    def fetch(self, source: int, nbytes: int) -> Callable[[], Bytes]:
+        """Enqueue a copy from the device; the result waits for it, not for what comes after."""
+        self.flush()
+        landing = next((x for x in self._free if x.pinned.array.nbytes >= nbytes), None)
+        if landing is None:
+            event = driver.check(self._cuda.cuEventCreate(_NO_TIMING), "creating an event")
+            landing = Landing(Pinned(max(nbytes, LANDING_BYTES)), event)
+            self._landings.append(landing)
+        else:
+            self._free.remove(landing)
+        target, event = landing.pinned, landing.event
+        driver.check(
+            self._cuda.cuMemcpyDtoHAsync(target.address, source, nbytes, self._stream),
+            "copying from the device",
+        )
+        driver.check(self._cuda.cuEventRecord(event, self._stream), "recording an event")
+
+        def arrived() -> Bytes:
+            if not self._landings:
+                raise ClosedError("the backend was closed before the copy was read", where="cuda")
+            self._wait("copying from the device", event)
+            return target.array[:nbytes].copy()
+
+        # a place is free again when its result is forgotten, read or not: copies keep their order
+        weakref.finalize(arrived, self._free.append, landing).atexit = False
+        return arrived
+
     def close(self) -> None:
         """Free the slots; the stream is idle."""
+        for landing in self._landings:
+            landing.pinned.close()
+            driver.check(self._cuda.cuEventDestroy(landing.event), "destroying an event")
+        self._landings.clear()
         for slot in self._slots:
             slot.close()
         for event in self._events:

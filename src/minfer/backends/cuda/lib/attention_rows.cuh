@@ -1,14 +1,14 @@
-// What the two tiled attention kernels share: runs of rows, masks, the running softmax. A lane holds
-// two rows of its warp's 16, g and g + 8, in the accumulator layout of `lib/mma.cuh`, which is also
-// that of a warp in a warpgroup's product.
+// What the two tiled attention kernels share: runs of rows, masks, the running softmax. A lane
+// holds two rows of its warp's 16, g and g + 8, in the accumulator layout of `lib/mma.cuh`, which
+// is also that of a warp in a warpgroup's product.
 #include "lib/attention.cuh"
 
 // Rows [first, end) of one sequence, and the range of their positions.
 struct Run {
     int first, end, lowest, highest;
 
-    // Whether some row of the tile must not see some key of [key, key + keys). `alone` says that the
-    // tile has no rows but the run's.
+    // Whether some row of the tile must not see some key of [key, key + keys). `alone` says that
+    // the tile has no rows but the run's.
     DEVICE bool masks(int key, int keys, int window, bool alone) const {
         return !alone || key + keys - 1 > lowest || (window > 0 && key <= highest - window);
     }

@@ -13,8 +13,8 @@ typedef int i32;
 typedef unsigned int u32;
 typedef unsigned long long u64;
 typedef long long i64;
-typedef u16 f16;    // bits of an IEEE half
-typedef u16 bf16;   // bits of a bfloat16
+typedef u16 f16;  // bits of an IEEE half
+typedef u16 bf16;  // bits of a bfloat16
 typedef u32 f16x2;  // two halves, the first in the low bits
 
 constexpr u32 FULL_MASK = 0xffffffffu;
@@ -120,8 +120,7 @@ DEVICE float warp_sum(float x) {
 
 DEVICE float warp_max(float x) {
 #pragma unroll
-    for (int offset = 16; offset; offset >>= 1)
-        x = fmaxf(x, __shfl_xor_sync(FULL_MASK, x, offset));
+    for (int offset = 16; offset; offset >>= 1) x = fmaxf(x, __shfl_xor_sync(FULL_MASK, x, offset));
     return x;
 }
 

@@ -1,7 +1,7 @@
 // The KV cache in device memory (layout: `kv.py`): where a head's key is, and writing one.
 //
-// K and V are planes of blocks, one a (page, kv head), of PAGE keys. A cache type is a number: 0 f32,
-// 1 f16, 2 q8_0. Template parameters are short, since kernels call their macros HD and KV.
+// K and V are planes of blocks, one a (page, kv head), of PAGE keys. A cache type is a number: 0
+// f32, 1 f16, 2 q8_0. Template parameters are short, since kernels call their macros HD and KV.
 #include "lib/base.cuh"
 
 constexpr int PAGE = 64;
@@ -38,8 +38,7 @@ DEVICE void store_head(const float* head, u8* plane, f16* scales, i64 block, int
         for (int e = lane; e < D; e += WARP) ((float*)plane)[base + key * D + e] = head[e];
     } else if constexpr (K == KV_F16) {
         for (int e = 2 * lane; e < D; e += 2 * WARP)
-            *(f16x2*)((f16*)plane + base + value_at<D, K>(key, e)) =
-                pack_f16(head[e], head[e + 1]);
+            *(f16x2*)((f16*)plane + base + value_at<D, K>(key, e)) = pack_f16(head[e], head[e + 1]);
     } else {
         constexpr int GROUP = scale_group(D), LANES = GROUP / 4;  // a lane quantizes 4 values
         for (int first = 0; first < D; first += 4 * WARP) {
@@ -61,8 +60,7 @@ DEVICE void store_head(const float* head, u8* plane, f16* scales, i64 block, int
                 for (int i = 0; i < 4; i++)
                     packed |= (u32)(u8)(i8)__float2int_rn(__fmul_rn(x[i], inverse)) << (8 * i);
                 *(u32*)(plane + base + key * D + e) = packed;
-                if (lane % LANES == 0)
-                    scales[base / GROUP + scale_at<D>(key, e)] = f32_to_f16(d);
+                if (lane % LANES == 0) scales[base / GROUP + scale_at<D>(key, e)] = f32_to_f16(d);
             }
         }
     }

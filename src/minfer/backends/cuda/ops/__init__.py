@@ -10,6 +10,7 @@ from minfer.backends.cuda.ops import (
     rms_norm,
     rope,
     rows,
+    sample,
 )
 from minfer.backends.cuda.ops.base import Op
 
@@ -26,6 +27,7 @@ OPS: dict[str, Op] = {
     "scale": elementwise,
     "softcap": elementwise,
     "rows": rows,
+    "sample": sample,
     "fused_ffn": matmul,
     "fused_qkv": qkv,
 }

@@ -16,15 +16,16 @@ from minfer.backends.cuda.ops.base import Context
 from minfer.dtypes import F32
 from minfer.graph import AttentionAttrs, Graph, Node
 
-HEAD_DIMS = (64, 80, 96, 128, 256)
+MAX_HEAD_DIM = 256
+CHECKED_HEAD_DIMS = (32, 64, 80, 96, 112, 128, 192, 256)
+"""Head sizes whose kernels the compile check builds."""
 
 
 def supports(node: Node, graph: Graph) -> str | None:
-    """The head sizes of `HEAD_DIMS`, any grouping of heads."""
+    """Heads of a multiple of 16 features, any grouping of heads."""
     assert isinstance(node.attrs, AttentionAttrs)
-    if node.attrs.head_dim not in HEAD_DIMS:
-        sizes = ", ".join(map(str, HEAD_DIMS))
-        return f"heads of {node.attrs.head_dim} features; there are kernels for {sizes}"
+    if node.attrs.head_dim % 16 or node.attrs.head_dim > MAX_HEAD_DIM:
+        return f"heads of {node.attrs.head_dim} features: not a multiple of 16 up to {MAX_HEAD_DIM}"
     return None
 
 
@@ -40,4 +41,7 @@ def lower(node: Node, ctx: Context) -> list[Launch]:
 
 def kernels(facts: Facts) -> Sequence[Kernel]:
     """Every head size and type of both kernels."""
-    return [*attention_decode.kernels(HEAD_DIMS), *attention_prefill.kernels(HEAD_DIMS, facts)]
+    return [
+        *attention_decode.kernels(CHECKED_HEAD_DIMS),
+        *attention_prefill.kernels(CHECKED_HEAD_DIMS, facts),
+    ]

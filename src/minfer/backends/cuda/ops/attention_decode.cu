@@ -8,108 +8,52 @@
 //          kv.py. parts f32: per (row, kv head, head tile, split) a record of 8 x (HD + 2) floats.
 //          counters u32, one a (row, kv head, head tile), zero before and after.
 // Who:     a work item is (row, kv head, tile of up to 8 of its query heads, part). Parts are runs
-//          of two or more pages, their number fixed by the row's own length (at most SPLITS), so a
-//          row's result never depends on its batch mates. Blocks of 4 warps walk the items, two on
-//          a multiprocessor, so that one computes while the other fetches; how many items there are
-//          is computed from `positions`, so the launch never changes. Of a page a warp takes 16
-//          keys. Query heads are the rows of the tensor cores' tile: its rows 0-7
-//          hold the upper halves of q (or p), rows 8-15 the rest, so both products are exact to
-//          about 22 bits at no cost. K and V go from memory to registers in 16-byte pieces; the
-//          sums over head features and over keys are permuted so that no piece has to move.
+//          of whole pairs of pages, their number fixed by the row's own length (at most SPLITS). A
+//          part is walked in 8 strands, of 16 keys of every second page. So a row's result depends
+//          on neither its batch mates nor on WARPS: blocks of 8 warps, a strand each, are soonest
+//          done with one item; of many items, two blocks of 4 warps, two strands each, let one
+//          compute while the other fetches. How many items there are is computed from `positions`,
+//          so the launch never changes. Query heads are the rows of the tensor cores' tile: its
+//          rows 0-7 hold the upper halves of q (or p), rows 8-15 the rest, so both products are
+//          exact to about 22 bits at no cost. K and V go from memory to registers in 16-byte
+//          pieces; the sums over head features and over keys are permuted so that no piece has to
+//          move.
 // Overlap: positions, seqs and the page table are inputs of the step, and only a row's last
 //          `new_keys` keys may be stored in this step; so the first pieces are fetched before the
 //          kernel before ends, and again if they are that new.
 // Floor:   bytes of the keys and values once.
-// Limits:  HD 64, 80, 96, 128, 256; any GROUP; at most 64 rows a launch.
+// Limits:  HD a multiple of 16 up to 256; any GROUP; at most 64 rows a launch.
 // Numerics: scores, softmax and sums in f32. q8_0 values are rounded to halves after their scale;
 //          f32 values enter as two halves. Masked keys count exactly 0 and are not read; a row
 //          without keys gives 0.
-// Macros:  HD, GROUP (query heads a kv head), KV, SPLITS, SOFTCAP (0/1).
+// Macros:  HD, GROUP (query heads a kv head), KV, SPLITS, SOFTCAP (0/1), WARPS (4 or 8).
 // Versions: 2026-11-30, 28 heads, 4 kv heads of 128, f16, one H200, us at depth 512 / 2048 / 8192,
 //          and for 64 rows at 512:
 //          K then V, parts of a page, combine over one value a thread: 9.8 / 18.9 / 24.2, 72
 //          8 warps, K and V ahead, wide combine: 5.7 / 5.7 / 9.8, 65
 //          items streamed, no bank conflicts, arrival deferred: 5.8 / 5.8 / 10.0, 47
-#include "lib/attention.cuh"
+//          4 warps, two blocks a multiprocessor: 7.6 / 7.9 / 12.3, 39; hence both, by rows
+#include "lib/pieces.cuh"
 
-constexpr int WARPS = 4, THREADS = WARPS * WARP, TILE = 8, KEYS = PAGE / WARPS, MAX_ROWS = 64;
-constexpr int MIN_PAGES = 2;  // of a part
+constexpr int THREADS = WARPS * WARP, TILE = 8, MAX_ROWS = 64;
+constexpr int KEYS = 16, PAGES = 2;  // of a strand: keys a page, pages from one to the next
+constexpr int STRANDS = PAGES * PAGE / KEYS, WALKS = STRANDS / WARPS;  // a part's, a warp's
 constexpr int HEAD_TILES = (GROUP + TILE - 1) / TILE;
-constexpr int CHUNKS = (HD + 31) / 32;   // of 32 head features for K, the last may be 16
-constexpr int BANDS = (HD + 63) / 64;    // of 64 head features for V, the last less
+constexpr int CHUNKS = (HD + 31) / 32;  // of 32 head features for K, the last may be 16
+constexpr int BANDS = HD / 64 + HD % 64 / 32 + HD % 32 / 16;  // of 64, then 32, then 16 for V
 constexpr int RECORD = TILE * (HD + 2);  // 8 outputs, 8 maxima, 8 sums
-constexpr bool PRECISE = KV == KV_F32;   // values of two halves
 constexpr bool EARLY = HD <= 128 && !PRECISE;  // registers hold keys and values on their way
 
 DEVICE constexpr int chunk_values(int c) { return HD - 32 * c >= 32 ? 8 : 4; }  // a lane's
-DEVICE constexpr int band_values(int b) { return HD - 64 * b >= 64 ? 8 : (HD - 64 * b) / 8; }
-
-// Up to 8 cached values as they lie in memory.
-struct Raw {
-    u32 word[KV == KV_F32 ? 8 : KV == KV_F16 ? 4 : 2];
-    f16 scale;
-};
-
-// The same as halves, and what rounding left of them where PRECISE.
-struct Values {
-    u32 high[4], low[4];
-};
-
-// Fetch N values from feature `d` on; zeros unless valid. Past the first-level cache, which may
-// hold what a key's place held before it was stored.
-template <int N>
-DEVICE void fetch(Raw& r, const u8* plane, const f16* scales, i64 block, int key, int d,
-                  bool valid) {
-    constexpr int WORDS = KV == KV_F32 ? N : KV == KV_F16 ? N / 2 : (N + 3) / 4;
-#pragma unroll
-    for (int i = 0; i < WORDS; i++) r.word[i] = 0;
-    r.scale = 0;
-    if (!valid) return;
-    i64 at = block * PAGE * HD + value_at<HD, KV>(key, d);
-    const u8* p = plane + at * (KV == KV_F32 ? 4 : KV == KV_F16 ? 2 : 1);
-    if constexpr (WORDS >= 4) {
-#pragma unroll
-        for (int i = 0; i < WORDS; i += 4) {
-            uint4 w = __ldcg((const uint4*)(p + 4 * i));
-            r.word[i] = w.x, r.word[i + 1] = w.y, r.word[i + 2] = w.z, r.word[i + 3] = w.w;
-        }
-    } else if constexpr (WORDS == 2) {
-        uint2 w = __ldcg((const uint2*)p);
-        r.word[0] = w.x, r.word[1] = w.y;
-    } else if constexpr (KV == KV_Q8_0 && N == 2) {
-        r.word[0] = __ldcg((const u16*)p);
-    } else {
-        r.word[0] = __ldcg((const u32*)p);
-    }
-    if (KV == KV_Q8_0)
-        r.scale = __ldcg(scales + block * PAGE * HD / scale_group(HD) + scale_at<HD>(key, d));
+DEVICE constexpr int band_values(int b) {
+    return b < HD / 64 ? 8 : b == HD / 64 && HD % 64 >= 32 ? 4 : 2;
 }
-
-template <int N>
-DEVICE Values expand(const Raw& r) {
-    Values v;
-    if constexpr (KV == KV_F16) {
-#pragma unroll
-        for (int i = 0; i < N / 2; i++) v.high[i] = r.word[i];
-    } else if constexpr (KV == KV_Q8_0) {
-        f16x2 scale = join_f16(r.scale, r.scale);
-#pragma unroll
-        for (int i = 0; i < N / 2; i++) v.high[i] = bytes_to_f16(r.word[i / 2], i % 2, scale);
-    } else {
-#pragma unroll
-        for (int i = 0; i < N / 2; i++) {
-            float a = __uint_as_float(r.word[2 * i]), b = __uint_as_float(r.word[2 * i + 1]);
-            v.high[i] = pack_f16(a, b);
-            v.low[i] = pack_f16(a - low_f32(v.high[i]), b - high_f32(v.high[i]));
-        }
-    }
-    return v;
-}
+DEVICE constexpr int band_start(int b) { return b <= HD / 64 ? 64 * b : HD / 32 * 32; }
 
 struct Shared {
     uint4 q[2][CHUNKS][2][WARP];  // of two items: upper halves and rest, as the lanes' A fragments
-    float sums[WARPS][TILE][HD + 4];  // a row starts four banks after the one before
-    float maxima[WARPS][TILE], totals[WARPS][TILE];
+    float sums[STRANDS][TILE][HD + 4];  // a row starts four banks after the one before
+    float maxima[STRANDS][TILE], totals[STRANDS][TILE];
     float weights[TILE][SPLITS], inverse[TILE];
     int first_item[MAX_ROWS + 1];
     int last;
@@ -126,19 +70,19 @@ DEVICE Span span_of(int position, int window) {
     s.first = window > 0 && s.end > window ? s.end - window : 0;
     s.first_page = s.first / PAGE;
     s.end_page = position < 0 ? s.first_page : position / PAGE + 1;
-    int pages = s.end_page - s.first_page;
-    s.pages_each = max(MIN_PAGES, (pages + SPLITS - 1) / SPLITS);
-    s.parts = (pages + s.pages_each - 1) / s.pages_each;
+    int pairs = (s.end_page - s.first_page + PAGES - 1) / PAGES;
+    s.pages_each = (pairs + SPLITS - 1) / SPLITS * PAGES;
+    s.parts = pairs ? (pairs * PAGES + s.pages_each - 1) / s.pages_each : 0;
     return s;
 }
 
-// A warp's walk over its 16 keys of each page of a part.
+// A warp's walk along a strand: its 16 keys of every second page of a part.
 struct Walk {
     const i32* pages;
     int page, end_page;  // of this warp
-    int local;           // its first key within a page
-    int first, end;      // keys of the row
-    i64 block;           // of the page in hand
+    int local;  // its first key within a page
+    int first, end;  // keys of the row
+    i64 block;  // of the page in hand
 
     DEVICE bool done() const { return page >= end_page; }
     DEVICE bool seen(int offset) const {
@@ -150,18 +94,17 @@ struct Walk {
     }
 };
 
-DEVICE Walk walk_part(const Span& span, int part, const i32* pages) {
-    int warp = threadIdx.x / WARP;
+DEVICE Walk walk_part(const Span& span, int part, int strand, const i32* pages) {
     Walk w;
     w.pages = pages;
-    w.local = warp * KEYS;
-    w.page = span.first_page + part * span.pages_each;
+    w.local = strand * KEYS % PAGE;
+    w.page = span.first_page + part * span.pages_each + strand * KEYS / PAGE;
     w.end_page = min(span.first_page + (part + 1) * span.pages_each,
                      min(span.end_page, (span.end - w.local + PAGE - 1) / PAGE));
     w.first = span.first;
     w.end = span.end;
     w.block = 0;
-    if (w.page * PAGE + w.local + KEYS <= span.first) w.page++;  // below the window
+    if (w.page * PAGE + w.local + KEYS <= span.first) w.page += PAGES;  // below the window
     return w;
 }
 
@@ -202,7 +145,7 @@ DEVICE void fetch_band(Raw (&piece)[4], int b, const Planes& planes, const Walk&
     for (int j = 0; j < 4; j++) {
         int offset = 8 * (j / 2) + 2 * t + j % 2, key = w.local + offset;
         bool valid = !w.done() && w.seen(offset);
-        int n = band_values(b), d = 64 * b + n * g;
+        int n = band_values(b), d = band_start(b) + n * g;
         if (n == 8) fetch<8>(piece[j], planes.v, planes.v_scales, w.block, key, d, valid);
         if (n == 4) fetch<4>(piece[j], planes.v, planes.v_scales, w.block, key, d, valid);
         if (n == 2) fetch<2>(piece[j], planes.v, planes.v_scales, w.block, key, d, valid);
@@ -250,8 +193,8 @@ DEVICE void multiply_chunk(float (&s)[4], const uint4 (&q)[CHUNKS][2][WARP], int
     }
 }
 
-// Add p V over 16 keys: feature 64 b + n * g + i is column g of tile i of band b, n the band's
-// values a lane.
+// Add p V over 16 keys: feature n * g + i of band b is column g of its tile i, n the band's values
+// a lane.
 DEVICE void multiply_band(float (&sums)[8][4], const u32 (&p)[4], int b, const Raw (&piece)[4]) {
     int n = band_values(b);
     Values v[4];
@@ -273,12 +216,12 @@ DEVICE void multiply_band(float (&sums)[8][4], const u32 (&p)[4], int b, const R
     }
 }
 
-// A warp's share of a part, its first keys and values on their way; leaves its maxima, totals and
-// sums in shared memory, and the first keys and values of the walk `after` on their way.
-DEVICE void attend(Shared& shared, const uint4 (&q)[CHUNKS][2][WARP], Walk w, const Walk& after,
-                   Keys& k, Vals& v, const Planes& planes, int kv_head, int n_kv_heads,
-                   float cap) {
-    int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP, g = lane / 4, t = lane % 4;
+// One strand, its first keys and values on their way; leaves its maxima, totals and sums in shared
+// memory, and the first keys and values of the walk `after` on their way.
+DEVICE void attend(Shared& shared, int strand, const uint4 (&q)[CHUNKS][2][WARP], Walk w,
+                   const Walk& after, Keys& k, Vals& v, const Planes& planes, int kv_head,
+                   int n_kv_heads, float cap) {
+    int lane = threadIdx.x % WARP, g = lane / 4, t = lane % 4;
     float sums[BANDS][8][4] = {};
     float top = -INFINITY, total = 0.0f;  // of head g; the total is this lane's share
     if (EARLY && w.done()) {  // a warp without keys here
@@ -291,8 +234,7 @@ DEVICE void attend(Shared& shared, const uint4 (&q)[CHUNKS][2][WARP], Walk w, co
 #pragma unroll
             for (int j = 0; j < 2; j++)
 #pragma unroll
-                for (int c = 0; c < CHUNKS; c++)
-                    multiply_chunk(s[j], q, c, k.piece[j][c]);
+                for (int c = 0; c < CHUNKS; c++) multiply_chunk(s[j], q, c, k.piece[j][c]);
         } else {
 #pragma unroll 1
             for (int c = 0; c < CHUNKS; c++)
@@ -310,7 +252,7 @@ DEVICE void attend(Shared& shared, const uint4 (&q)[CHUNKS][2][WARP], Walk w, co
                 }
         }
         Walk next = w;
-        next.page++;
+        next.page += PAGES;
         next.find(kv_head, n_kv_heads);
         Walk then = next.done() ? after : next;
         if (EARLY) fetch_keys(k, planes, then);
@@ -356,12 +298,12 @@ DEVICE void attend(Shared& shared, const uint4 (&q)[CHUNKS][2][WARP], Walk w, co
     total += __shfl_xor_sync(FULL_MASK, total, 1);
     total += __shfl_xor_sync(FULL_MASK, total, 2);
     if (t == 0) {
-        shared.maxima[warp][g] = top;
-        shared.totals[warp][g] = total;
+        shared.maxima[strand][g] = top;
+        shared.totals[strand][g] = total;
     }
 #pragma unroll
     for (int b = 0; b < BANDS; b++) {
-        constexpr int PIECE = HD % 64 == 16 ? 2 : 4;  // neighbouring features that a lane holds
+        constexpr int PIECE = HD % 32 ? 2 : 4;  // neighbouring features that a lane holds
 #pragma unroll
         for (int c = 0; c < 2; c++)
 #pragma unroll
@@ -370,7 +312,8 @@ DEVICE void attend(Shared& shared, const uint4 (&q)[CHUNKS][2][WARP], Walk w, co
                 float x[PIECE];
 #pragma unroll
                 for (int j = 0; j < PIECE; j++) x[j] = sums[b][i + j][c] + sums[b][i + j][c + 2];
-                float* to = &shared.sums[warp][g][64 * b + band_values(b) * (2 * t + c) + i];
+                float* to =
+                    &shared.sums[strand][g][band_start(b) + band_values(b) * (2 * t + c) + i];
                 if constexpr (PIECE == 4)
                     *(float4*)to = make_float4(x[0], x[1], x[2], x[3]);
                 else
@@ -379,7 +322,7 @@ DEVICE void attend(Shared& shared, const uint4 (&q)[CHUNKS][2][WARP], Walk w, co
     }
 }
 
-// A work item, and the warp's walk over its keys.
+// A work item, and the warp's first walk.
 struct Item {
     int row, part, tile, kv_head, heads;
     Span span;
@@ -415,32 +358,30 @@ DEVICE Item find_item(int number, const Shared& shared, const Plan& plan) {
     int first_head = item.tile % HEAD_TILES * TILE;
     item.heads = min(GROUP - first_head, TILE);
     item.at = (((i64)low * plan.n_kv_heads + item.kv_head) * GROUP + first_head) * HD;
-    item.walk =
-        walk_part(item.span, item.part, plan.page_table + (i64)plan.seqs[low] * plan.max_pages);
+    item.walk = walk_part(item.span, item.part, threadIdx.x / WARP,
+                          plan.page_table + (i64)plan.seqs[low] * plan.max_pages);
     item.walk.find(item.kv_head, plan.n_kv_heads);
     return item;
 }
 
-DEVICE float4 scaled(float4 a, float f) {
-    return make_float4(a.x * f, a.y * f, a.z * f, a.w * f);
-}
+DEVICE float4 scaled(float4 a, float f) { return make_float4(a.x * f, a.y * f, a.z * f, a.w * f); }
 DEVICE void add_scaled(float4& sum, float4 a, float f) {
     sum.x += f * a.x, sum.y += f * a.y, sum.z += f * a.z, sum.w += f * a.w;
 }
 
-// Add the warps' results, in order: to y if this is the only part, else to the part's record.
+// Add the strands' results, in order: to y if this is the only part, else to the part's record.
 DEVICE void merge(const Shared& shared, int heads, bool only, float* y, float* record) {
     for (int e = threadIdx.x; e < heads * HD / 4; e += THREADS) {
         int h = e * 4 / HD, d = e * 4 % HD;
         float top = -INFINITY, total = 0.0f;
         float4 sum = make_float4(0, 0, 0, 0);
 #pragma unroll
-        for (int w = 0; w < WARPS; w++) top = fmaxf(top, shared.maxima[w][h]);
+        for (int i = 0; i < STRANDS; i++) top = fmaxf(top, shared.maxima[i][h]);
 #pragma unroll
-        for (int w = 0; w < WARPS; w++) {
-            float weight = exp2_of(shared.maxima[w][h] - top);
-            total += weight * shared.totals[w][h];
-            add_scaled(sum, *(const float4*)&shared.sums[w][h][d], weight);
+        for (int i = 0; i < STRANDS; i++) {
+            float weight = exp2_of(shared.maxima[i][h] - top);
+            total += weight * shared.totals[i][h];
+            add_scaled(sum, *(const float4*)&shared.sums[i][h][d], weight);
         }
         if (only) {
             ((float4*)y)[e] = scaled(sum, 1.0f / total);
@@ -454,14 +395,11 @@ DEVICE void merge(const Shared& shared, int heads, bool only, float* y, float* r
     }
 }
 
-// Count a part in, by one thread, after a barrier behind the writes of its record. True for the last
-// to arrive: then what every block wrote of the others is visible.
+// Count a part in, by one thread, after a barrier behind the writes of its record. True for the
+// last to arrive: then what every block wrote of the others is visible.
 DEVICE bool arrive(u32* counter, int parts) {
     u32 arrived;
-    asm volatile("atom.add.acq_rel.gpu.u32 %0, [%1], 1;"
-                 : "=r"(arrived)
-                 : "l"(counter)
-                 : "memory");
+    asm volatile("atom.add.acq_rel.gpu.u32 %0, [%1], 1;" : "=r"(arrived) : "l"(counter) : "memory");
     if (arrived == parts - 1) *counter = 0;
     return arrived == parts - 1;
 }
@@ -501,11 +439,12 @@ DEVICE void combine(Shared& shared, int heads, int parts, const float* records, 
     }
 }
 
-KERNEL __launch_bounds__(THREADS, 2)
-attention_decode(const float* q, const u8* k_plane, const u8* v_plane, const f16* k_scales,
-                 const f16* v_scales, const i32* positions, const i32* seqs,
-                 const i32* page_table, float* y, float* parts, u32* counters, int rows,
-                 int n_kv_heads, int max_pages, int window, int new_keys, float scale, float cap) {
+KERNEL __launch_bounds__(THREADS, WALKS)
+    attention_decode(const float* q, const u8* k_plane, const u8* v_plane, const f16* k_scales,
+                     const f16* v_scales, const i32* positions, const i32* seqs,
+                     const i32* page_table, float* y, float* parts, u32* counters, int rows,
+                     int n_kv_heads, int max_pages, int window, int new_keys, float scale,
+                     float cap) {
     extern __shared__ __align__(16) u8 memory[];
     Shared& shared = *(Shared*)memory;
     pdl_launch();
@@ -567,8 +506,19 @@ attention_decode(const float* q, const u8* k_plane, const u8* v_plane, const f16
             thread == 0 && before.parts > 1 && arrive(counters + before.slot, before.parts);
         if (!last) {
             if (EARLY) prepare();
-            attend(shared, shared.q[buffer], item.walk, next.walk, keys, vals, planes,
-                   item.kv_head, n_kv_heads, cap);
+            Walk walk = item.walk;
+#pragma unroll 1
+            for (int i = 0; i < WALKS; i++) {
+                int strand = thread / WARP + i * WARPS;
+                Walk after = next.walk;
+                if (i + 1 < WALKS) {
+                    after = walk_part(item.span, item.part, strand + WARPS, item.walk.pages);
+                    after.find(item.kv_head, n_kv_heads);
+                }
+                attend(shared, strand, shared.q[buffer], walk, after, keys, vals, planes,
+                       item.kv_head, n_kv_heads, cap);
+                walk = after;
+            }
         }
         if (thread == 0) shared.last = arrived;
         __syncthreads();

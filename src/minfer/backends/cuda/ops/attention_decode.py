@@ -10,11 +10,9 @@ from minfer.backends.cuda.ops.base import Context, blocks
 from minfer.dtypes import DType
 from minfer.graph import AttentionAttrs, Node
 
-WARPS = 4
-THREADS = 32 * WARPS
+STRANDS = 8  # walks of a part
 TILE = 8  # query heads of one work item
 MAX_ROWS = 64  # of one launch, so that the parts' scratch stays small
-BLOCKS_PER_SM = 2
 
 
 def n_splits(n_tiles: int) -> int:
@@ -26,6 +24,16 @@ def n_splits(n_tiles: int) -> int:
     return next(n for n in (16, 32, 64) if n * n_tiles >= 128 or n == 64)
 
 
+def n_warps(rows: int, n_tiles: int, head_dim: int) -> int:
+    """Warps a block: 8 for the latency of few items, 4 for the throughput of many.
+
+    Heads beyond 128 features leave no registers to fetch ahead, so nothing is won with 4.
+
+    A row's result is the same with either.
+    """
+    return 8 if rows * n_tiles < 32 or head_dim > 128 else 4
+
+
 def launches(node: Node, ctx: Context, first: int, end: int) -> list[Launch]:
     """Attention of rows [first, end), in launches of at most `MAX_ROWS`."""
     attrs = node.attrs
@@ -35,11 +43,11 @@ def launches(node: Node, ctx: Context, first: int, end: int) -> list[Launch]:
     tiles = attrs.n_kv_heads * blocks(group, TILE)
     splits = n_splits(tiles)
     record = TILE * (attrs.head_dim + 2) * 4
-    made = _kernel(attrs.head_dim, group, state.spec.dtype, splits, attrs.softcap)
     max_pages = ctx.graph.nodes[node.srcs[3]].shape[1]
     result = []
     for start in range(first, end, MAX_ROWS):
         rows = min(MAX_ROWS, end - start)
+        warps = n_warps(end - first, tiles, attrs.head_dim)
         args = (
             ctx.src(node, 0) + start * node.shape[1] * 4,
             *state.addresses,
@@ -57,26 +65,35 @@ def launches(node: Node, ctx: Context, first: int, end: int) -> list[Launch]:
             attrs.scale,
             attrs.softcap,
         )
-        n_blocks = min(rows * tiles * splits, ctx.facts.n_sms * BLOCKS_PER_SM)
+        n_blocks = min(rows * tiles * splits, ctx.facts.n_sms * (STRANDS // warps))
+        made = _kernel(attrs.head_dim, group, state.spec.dtype, splits, attrs.softcap, warps)
         shared = shared_bytes(attrs.head_dim, splits)
-        result.append(Launch(made, (n_blocks, 1, 1), THREADS, args, shared))
+        result.append(Launch(made, (n_blocks, 1, 1), 32 * warps, args, shared))
     return result
 
 
 def shared_bytes(head_dim: int, splits: int) -> int:
     """Size of the kernel's `Shared`."""
     queries = 2 * blocks(head_dim, 32) * 2 * 32 * 16
-    warps = WARPS * TILE * (head_dim + 6) * 4
+    strands = STRANDS * TILE * (head_dim + 6) * 4
     weights = TILE * (splits + 1) * 4
-    return blocks(queries + warps + weights + (MAX_ROWS + 2) * 4, 16) * 16
+    return blocks(queries + strands + weights + (MAX_ROWS + 2) * 4, 16) * 16
 
 
 def kernels(head_dims: Iterable[int]) -> Sequence[Kernel]:
-    """Every head size and type, with and without the cap."""
-    return [_kernel(d, 7, dtype, 32, cap) for d in head_dims for dtype in KIND for cap in (0, 50)]
+    """Every head size and type, with and without the cap, for few items and for many."""
+    return [
+        _kernel(head_dim, 7, dtype, 32, cap, warps)
+        for head_dim in head_dims
+        for dtype in KIND
+        for cap, warps in ((0, 8), (50, 8), (0, 4))
+        if warps == 8 or head_dim <= 128
+    ]
 
 
-def _kernel(head_dim: int, group: int, dtype: DType, splits: int, softcap: float) -> Kernel:
+def _kernel(
+    head_dim: int, group: int, dtype: DType, splits: int, softcap: float, warps: int
+) -> Kernel:
     return kernel(
         "ops/attention_decode.cu",
         "attention_decode",
@@ -86,4 +103,5 @@ def _kernel(head_dim: int, group: int, dtype: DType, splits: int, softcap: float
         KV=KIND[dtype],
         SPLITS=splits,
         SOFTCAP=int(softcap != 0),
+        WARPS=warps,
     )

@@ -21,9 +21,9 @@ DEVICE uint4 halves(const u8* plane, const f16* scales, i64 block, int key, int 
 }
 
 KERNEL __launch_bounds__(THREADS)
-attention_expand(const u8* k_plane, const u8* v_plane, const f16* k_scales, const f16* v_scales,
-                 const i32* positions, const i32* seqs, const i32* page_table, f16* k_out,
-                 f16* v_out, int rows, int n_kv_heads, int max_pages, int window) {
+    attention_expand(const u8* k_plane, const u8* v_plane, const f16* k_scales, const f16* v_scales,
+                     const i32* positions, const i32* seqs, const i32* page_table, f16* k_out,
+                     f16* v_out, int rows, int n_kv_heads, int max_pages, int window) {
     __shared__ int lowest, highest;
     pdl_launch();
     int slot = blockIdx.y;

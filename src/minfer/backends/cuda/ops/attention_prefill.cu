@@ -1,18 +1,20 @@
-// Attention of many rows over the KV cache, in the manner of FlashAttention: a tile of queries stays
-// in registers, keys and values stream through shared memory, the softmax is kept running.
+// Attention of many rows over the KV cache, in the manner of FlashAttention: a tile of queries
+// stays in registers, keys and values stream through shared memory, the softmax is kept running.
 //
 //   y[h] = sum_j p_j v_j,  p = softmax(scale * q[h] . k_j),  j <= position, j > position - window
 //
 // Shapes:  q, y f32 [rows][n_heads][HD]; positions, seqs i32 [rows]; page_table i32 [slots]
-//          [max_pages], key j of slot s in cell page_table[s][j / 64] * 64 + j % 64; f16 planes as kv.py.
+//          [max_pages], key j of slot s in cell page_table[s][j / 64] * 64 + j % 64; f16 planes as
+//          kv.py.
 // Who:     grid (tiles, kv heads). A tile is 64 consecutive (row, query head of the kv head) pairs,
 //          so the heads of a GQA group share every key that is loaded; 4 warps of 16 pairs. Keys
-//          pass in tiles of KEYS, two in flight. Rows of several sequences may share a tile: the tile walks the keys of each run of
-//          rows in turn, the other rows masked, which changes nothing in them, so a row's result
-//          does not depend on where it stands. Late tiles start first: they have the most keys.
+//          pass in tiles of KEYS, two in flight. Rows of several sequences may share a tile: the
+//          tile walks the keys of each run of rows in turn, the other rows masked, which changes
+//          nothing in them, so a row's result does not depend on where it stands. Late tiles start
+//          first: they have the most keys.
 // Floor:   4 * HD flops a query and key on the tensor cores; memory is far below.
-// Limits:  f16 cache (`attention_expand.cu` makes one of other types); HD 64, 80, 96, 128, 256; any
-//          GROUP.
+// Limits:  f16 cache (`attention_expand.cu` makes one of other types); HD a multiple of 16 up
+//          to 256; any GROUP.
 // Numerics: q, k, v and p in halves (q rounded before scaling, |q| <= 65504), sums and softmax in
 //          f32. Masked keys count exactly 0; keys past a run's last are never read, but filled with
 //          zeros; the first tile needs no rescaling, and rescaling by 1 is skipped; a row without
@@ -22,7 +24,7 @@
 
 constexpr int WARPS = 4, THREADS = WARPS * WARP, ROWS = WARPS * 16;
 constexpr int KEYS = HD <= 128 ? 64 : 32;  // a tile of keys lies within one page
-constexpr int STRIDE = HD + 8;             // halves a row in shared memory: no bank conflicts
+constexpr int STRIDE = HD + 8;  // halves a row in shared memory: no bank conflicts
 constexpr int TILE = KEYS * STRIDE;
 constexpr int STAGES = 2;
 constexpr bool Q_IN_REGISTERS = HD <= 128;
@@ -49,9 +51,9 @@ DEVICE void multiply_keys(float (&s)[KEYS / 8][4], const u32 (&q)[STEPS][4], con
                           const f16* k) {
     int lane = threadIdx.x % WARP, matrix = lane / 8, r = lane % 8;
     u32 at = shared_address(k + (8 * (matrix / 2) + r) * STRIDE + 8 * (matrix % 2));
-    u32 q_at = Q_IN_REGISTERS ? 0
-                              : shared_address(q_shared + (8 * (matrix % 2) + r) * STRIDE +
-                                               8 * (matrix / 2));
+    u32 q_at = Q_IN_REGISTERS
+                   ? 0
+                   : shared_address(q_shared + (8 * (matrix % 2) + r) * STRIDE + 8 * (matrix / 2));
 #pragma unroll
     for (int step = 0; step < STEPS; step++) {
         u32 a[4];
@@ -92,9 +94,9 @@ DEVICE void multiply_values(State<HD>& state, const float (&s)[KEYS / 8][4], con
 }
 
 KERNEL __launch_bounds__(THREADS, HD <= 128 ? 2 : 1)
-attention_prefill(const float* q, const u8* k_plane, const u8* v_plane, const i32* positions,
-                  const i32* seqs, const i32* page_table, float* y, int rows, int n_kv_heads,
-                  int max_pages, int window, float scale, float cap) {
+    attention_prefill(const float* q, const u8* k_plane, const u8* v_plane, const i32* positions,
+                      const i32* seqs, const i32* page_table, float* y, int rows, int n_kv_heads,
+                      int max_pages, int window, float scale, float cap) {
     extern __shared__ __align__(16) f16 memory[];
     pdl_launch();
     pdl_wait();

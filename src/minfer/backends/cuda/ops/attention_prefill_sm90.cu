@@ -3,10 +3,10 @@
 //   y[h] = sum_j p_j v_j,  p = softmax(scale * q[h] . k_j),  j <= position, j > position - window
 //
 // Shapes:  as `attention_prefill.cu`; K and V of halves.
-// Who:     grid (tiles of 128 (row, query head) pairs, kv heads), three warpgroups. The first copies:
-//          one lane brings pages of K and V to a ring in shared memory, 8 KiB a copy, which fits
-//          because the cache already lies in the swizzle the matrix unit reads (`lib/kv.cuh`). The
-//          other two compute 64 pairs each, out of step, so that one's softmax runs beside the
+// Who:     grid (tiles of 128 (row, query head) pairs, kv heads), three warpgroups. The first
+//          copies: one lane brings pages of K and V to a ring in shared memory, 8 KiB a copy, which
+//          fits because the cache already lies in the swizzle the matrix unit reads (`lib/kv.cuh`).
+//          The other two compute 64 pairs each, out of step, so that one's softmax runs beside the
 //          other's products. Tiles walk runs of rows as there.
 // Floor:   4 * HD flops a query and key.
 // Limits:  sm_90a; f16 cache; HD 64, 128, 256; any GROUP.
@@ -19,10 +19,10 @@
 constexpr int KV = KV_F16;
 constexpr int THREADS = 384, CONSUMERS = 256, ROWS = 64, PAIRS = 2 * ROWS;
 constexpr int KEYS = HD <= 128 ? 128 : 64, PAGES = KEYS / PAGE, BANDS = HD / 64;
-constexpr int BAND = KEYS * 128;         // bytes of 64 features of the keys in hand
-constexpr int TILE = BANDS * BAND;       // bytes of K, or V, of a stage
-constexpr int COPY = PAGE * 128;         // bytes of 64 features of a page
-constexpr int QUERIES = ROWS * HD * 2;   // bytes of a warpgroup's queries
+constexpr int BAND = KEYS * 128;  // bytes of 64 features of the keys in hand
+constexpr int TILE = BANDS * BAND;  // bytes of K, or V, of a stage
+constexpr int COPY = PAGE * 128;  // bytes of 64 features of a page
+constexpr int QUERIES = ROWS * HD * 2;  // bytes of a warpgroup's queries
 
 struct Barriers {  // of K, then of V
     u64 full[2][STAGES], empty[2][STAGES];
@@ -101,9 +101,10 @@ DEVICE void zero_values(u8* v, int step, const Pages& pages, int high) {
 }
 
 KERNEL __launch_bounds__(THREADS, 1)
-attention_prefill_sm90(const float* q, const u8* k_plane, const u8* v_plane, const i32* positions,
-                       const i32* seqs, const i32* page_table, float* y, int rows, int n_kv_heads,
-                       int max_pages, int window, float scale, float cap) {
+    attention_prefill_sm90(const float* q, const u8* k_plane, const u8* v_plane,
+                           const i32* positions, const i32* seqs, const i32* page_table, float* y,
+                           int rows, int n_kv_heads, int max_pages, int window, float scale,
+                           float cap) {
     extern __shared__ __align__(1024) u8 memory[];
     u8 *queries = memory, *keys = queries + 2 * QUERIES, *values = keys + STAGES * TILE;
     Barriers& barriers = *(Barriers*)(values + STAGES * TILE);
@@ -137,8 +138,8 @@ attention_prefill_sm90(const float* q, const u8* k_plane, const u8* v_plane, con
                 for (int plane = 0; plane < 2; plane++) {
                     barrier_wait(&barriers.empty[plane][place.stage], place.parity ^ 1);
                     copy_pages(keys + (plane * STAGES + place.stage) * TILE,
-                               &barriers.full[plane][place.stage], plane ? v_plane : k_plane,
-                               table, pages, step, kv_head, n_kv_heads);
+                               &barriers.full[plane][place.stage], plane ? v_plane : k_plane, table,
+                               pages, step, kv_head, n_kv_heads);
                 }
             }
             if (run.end > last_row) break;
@@ -172,9 +173,9 @@ attention_prefill_sm90(const float* q, const u8* k_plane, const u8* v_plane, con
                 wgmma_fence();
 #pragma unroll
                 for (int d = 0; d < HD / 16; d++)  // operands advance in units of 16 bytes
-                    WgmmaScores<KEYS>::run(
-                        scores, q_operand + (d / 4 * (ROWS * 128) + d % 4 * 32) / 16,
-                        k_operand + (d / 4 * BAND + d % 4 * 32) / 16, d > 0);
+                    WgmmaScores<KEYS>::run(scores,
+                                           q_operand + (d / 4 * (ROWS * 128) + d % 4 * 32) / 16,
+                                           k_operand + (d / 4 * BAND + d % 4 * 32) / 16, d > 0);
                 wgmma_commit();
                 wgmma_wait<0>();
                 settle(scores);

@@ -4,7 +4,8 @@
 // Who:     a thread four values where n allows, so 16-byte accesses.
 // Floor:   12 bytes a value (8 for one operand).
 // Numerics: f32; exponentials within 2 ulp. gelu is the tanh approximation.
-// Macros:  OP: 0 add, 1 mul, 2 scale, 3 softcap, 4 silu(a) * b, 5 gelu(a) * b; WIDE (1: n % 4 == 0).
+// Macros:  OP: 0 add, 1 mul, 2 scale, 3 softcap, 4 silu(a) * b, 5 gelu(a) * b; WIDE (1: n % 4 ==
+//          0).
 #include "lib/base.cuh"
 
 DEVICE float sigmoid(float x) { return 1.0f / (1.0f + __expf(-x)); }

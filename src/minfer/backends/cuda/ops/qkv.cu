@@ -14,11 +14,11 @@
 
 constexpr int WARPS = 4;
 
-KERNEL qkv(const float* q, const float* k, const float* v, const float* q_bias,
-           const float* k_bias, const float* v_bias, const float* q_norm, const float* k_norm,
-           const i32* positions, const i32* cells, const float2* turns, float* out, u8* k_plane,
-           u8* v_plane, f16* k_scales, f16* v_scales, int n_heads, int n_kv_heads, int q_stride,
-           int k_stride, int v_stride, float magnitude, float eps) {
+KERNEL qkv(const float* q, const float* k, const float* v, const float* q_bias, const float* k_bias,
+           const float* v_bias, const float* q_norm, const float* k_norm, const i32* positions,
+           const i32* cells, const float2* turns, float* out, u8* k_plane, u8* v_plane,
+           f16* k_scales, f16* v_scales, int n_heads, int n_kv_heads, int q_stride, int k_stride,
+           int v_stride, float magnitude, float eps) {
     __shared__ __align__(16) float heads[WARPS][HD];
     pdl_launch();
     pdl_wait();

@@ -11,7 +11,8 @@
 
 constexpr int PER_THREAD = (WIDTH + THREADS - 1) / THREADS;
 
-KERNEL __launch_bounds__(THREADS) rms_norm(const float* x, const float* weight, float* y, float eps) {
+KERNEL __launch_bounds__(THREADS)
+    rms_norm(const float* x, const float* weight, float* y, float eps) {
     __shared__ float scratch[THREADS / WARP];
     pdl_launch();
     int t = threadIdx.x;

@@ -11,8 +11,7 @@ from numpy.typing import NDArray
 from minfer.backends.cuda.device import Facts
 from minfer.backends.cuda.launch import Kernel, Launch, kernel
 from minfer.backends.cuda.ops.base import Context, blocks
-from minfer.graph import Graph, Node, RopeAttrs, RopeSpec
-from minfer.graph.attrs import RopeStyle
+from minfer.graph import Graph, Node, RopeAttrs, RopeSpec, RopeStyle
 
 WARPS = 4
 MAX_HEAD_DIM = 512

@@ -1,0 +1,67 @@
+// Pieces of cached keys and values on their way to the tensor cores: fetched early as they lie,
+// made halves when they are used. Macros of the kernel: HD, KV.
+#include "lib/attention.cuh"
+
+constexpr bool PRECISE = KV == KV_F32;  // a value is the sum of two halves
+
+// Up to 8 cached values as they lie in memory.
+struct Raw {
+    u32 word[KV == KV_F32 ? 8 : KV == KV_F16 ? 4 : 2];
+    f16 scale;
+};
+
+// The same as halves, and what rounding left of them where PRECISE.
+struct Values {
+    u32 high[4], low[4];
+};
+
+// Fetch N values from feature `d` on; zeros unless valid. Past the first-level cache, which may
+// hold what a key's place held before it was stored.
+template <int N>
+DEVICE void fetch(Raw& r, const u8* plane, const f16* scales, i64 block, int key, int d,
+                  bool valid) {
+    constexpr int WORDS = KV == KV_F32 ? N : KV == KV_F16 ? N / 2 : (N + 3) / 4;
+#pragma unroll
+    for (int i = 0; i < WORDS; i++) r.word[i] = 0;
+    r.scale = 0;
+    if (!valid) return;
+    i64 at = block * PAGE * HD + value_at<HD, KV>(key, d);
+    const u8* p = plane + at * (KV == KV_F32 ? 4 : KV == KV_F16 ? 2 : 1);
+    if constexpr (WORDS >= 4) {
+#pragma unroll
+        for (int i = 0; i < WORDS; i += 4) {
+            uint4 w = __ldcg((const uint4*)(p + 4 * i));
+            r.word[i] = w.x, r.word[i + 1] = w.y, r.word[i + 2] = w.z, r.word[i + 3] = w.w;
+        }
+    } else if constexpr (WORDS == 2) {
+        uint2 w = __ldcg((const uint2*)p);
+        r.word[0] = w.x, r.word[1] = w.y;
+    } else if constexpr (KV == KV_Q8_0 && N == 2) {
+        r.word[0] = __ldcg((const u16*)p);
+    } else {
+        r.word[0] = __ldcg((const u32*)p);
+    }
+    if (KV == KV_Q8_0)
+        r.scale = __ldcg(scales + block * PAGE * HD / scale_group(HD) + scale_at<HD>(key, d));
+}
+
+template <int N>
+DEVICE Values expand(const Raw& r) {
+    Values v;
+    if constexpr (KV == KV_F16) {
+#pragma unroll
+        for (int i = 0; i < N / 2; i++) v.high[i] = r.word[i];
+    } else if constexpr (KV == KV_Q8_0) {
+        f16x2 scale = join_f16(r.scale, r.scale);
+#pragma unroll
+        for (int i = 0; i < N / 2; i++) v.high[i] = bytes_to_f16(r.word[i / 2], i % 2, scale);
+    } else {
+#pragma unroll
+        for (int i = 0; i < N / 2; i++) {
+            float a = __uint_as_float(r.word[2 * i]), b = __uint_as_float(r.word[2 * i + 1]);
+            v.high[i] = pack_f16(a, b);
+            v.low[i] = pack_f16(a - low_f32(v.high[i]), b - high_f32(v.high[i]));
+        }
+    }
+    return v;
+}

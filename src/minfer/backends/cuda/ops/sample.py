@@ -1,0 +1,40 @@
+"""Choosing tokens on the device: greedy, temperature, top-k, top-p, min-p."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from minfer.backends.cuda.device import Facts
+from minfer.backends.cuda.launch import Kernel, Launch, kernel
+from minfer.backends.cuda.ops.base import Context, blocks
+from minfer.graph import Graph, Node
+
+THREADS = 1024
+MAX_BLOCKS = 32  # of a row
+SHARED_BYTES = 2048 * (8 + 8 + 4 + 8) + 32 * 8 + 2 * 8 + 2 * 4
+KERNEL = kernel("ops/sample.cu", "sample", "p p p p p i")
+
+
+def supports(node: Node, graph: Graph) -> str | None:
+    """Everything."""
+    return None
+
+
+def lower(node: Node, ctx: Context) -> list[Launch]:
+    """One launch: a block finds the best of 4 x THREADS logits of a row."""
+    rows, n_vocab = ctx.graph.nodes[node.srcs[0]].shape
+    n_blocks = min(MAX_BLOCKS, blocks(n_vocab, 4 * THREADS))
+    args = (
+        ctx.src(node, 0),
+        ctx.src(node, 1),
+        ctx.out(node),
+        ctx.scratch(rows * n_blocks * 8),
+        ctx.counters(rows),
+        n_vocab,
+    )
+    return [Launch(KERNEL, (n_blocks, rows, 1), THREADS, args, SHARED_BYTES)]
+
+
+def kernels(facts: Facts) -> Sequence[Kernel]:
+    """The one there is."""
+    return [KERNEL]
