@@ -10,6 +10,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from minfer.errors import BackendError
 
 READ_BYTES = 4 << 30
@@ -42,9 +44,7 @@ def measure_gpu() -> tuple[float, float, float, str]:
     source = Path(__file__).with_name("probe.cu").read_text(encoding="utf-8")
     arch = "".join(map(str, device.compute_capability))
     options = ProgramOptions(std="c++17", arch=f"sm_{arch}")
-    kernels = Program(source, "c++", options=options).compile(
-        "cubin", name_expressions=("read", "float_products", "int8_products")
-    )
+    kernels = Program(source, "c++", options=options).compile("cubin")
     n_blocks = device.properties.multiprocessor_count * BLOCKS_PER_SM
     nbytes = min(READ_BYTES, _free_bytes() // 2)
     memory = device.allocate(nbytes, stream=stream)
@@ -63,10 +63,10 @@ def measure_gpu() -> tuple[float, float, float, str]:
         return float(min(times))
 
     try:
-        read = nbytes / best("read", memory.handle, nbytes // 16, sink.handle)
+        read = nbytes / best("read", memory, np.int64(nbytes // 16), sink)
         products = n_blocks * THREADS // 32 * ROUNDS * MMAS
-        floats = products * FLOAT_OPS / best("float_products", ROUNDS, sink.handle)
-        int8 = products * INT8_OPS / best("int8_products", ROUNDS, sink.handle)
+        floats = products * FLOAT_OPS / best("float_products", np.int32(ROUNDS), sink)
+        int8 = products * INT8_OPS / best("int8_products", np.int32(ROUNDS), sink)
     finally:
         memory.close(stream)
         sink.close(stream)
