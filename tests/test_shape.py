@@ -35,6 +35,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
     "measure": _FACE,
     "viz": (*_FACE, "measure"),
     "server": _FACE,
+    "deploy": (*_FACE, "server"),
     "cli": (*_FACE, "measure", "viz", "server"),
     # The package itself hands out the names of the public face; running it is the command line.
     "__init__": ("errors", "engine", "llm"),

@@ -1,0 +1,122 @@
+"""The Ray Serve application: a front that takes requests, and replicas that come and go by load."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from typing import Any
+
+from minfer.deploy.calls import Call
+from minfer.deploy.front import Answering, Front
+from minfer.deploy.replica import Replica
+from minfer.errors import RequestError, ServerError
+from minfer.server import ServerConfig
+
+REPLICA = "minfer-replica"
+FRONT = "minfer-front"
+
+
+def application(
+    model: str,
+    *,
+    replicas: int = 1,
+    max_replicas: int | None = None,
+    fronts: int = 1,
+    cpus: float = 1.0,
+    gpus: float = 0.0,
+    config: ServerConfig | None = None,
+    **options: Any,
+) -> Any:
+    """An application for `ray.serve.run`, with prefix-affine routing, autoscaling and health.
+
+    Args:
+        model: any name of a model; every machine must be able to resolve it.
+        replicas: copies of the model, or the fewest of them.
+        max_replicas: the most of them; more than `replicas` lets their number follow the load.
+        fronts: processes that take requests in.
+        cpus, gpus: of a replica, for Ray's placement.
+        config: limits, keys and names, as for one server.
+        options: further arguments of `LLM`, such as `n_ctx` or `max_sequences`.
+
+    Raises:
+        ServerError: if Ray is not installed.
+        RequestError: for numbers that make no sense.
+    """
+    try:
+        from ray import serve
+        from ray.serve.config import AutoscalingConfig, RequestRouterConfig
+    except ModuleNotFoundError as error:
+        raise ServerError(
+            f"the package {error.name!r} is missing",
+            where="deploy",
+            remedy="Install it with `pip install 'minfer[ray,server]'`",
+        ) from None
+    if not 1 <= replicas <= (max_replicas or replicas):
+        raise RequestError(f"{replicas} to {max_replicas} replicas make no sense", where="replicas")
+    config = config or ServerConfig()
+    running = int(options.get("max_sequences", 8))
+    how_many: dict[str, Any] = {"num_replicas": replicas}
+    if max_replicas is not None and max_replicas > replicas:
+        scaling = AutoscalingConfig(
+            min_replicas=replicas, max_replicas=max_replicas, target_ongoing_requests=running
+        )
+        how_many = {"autoscaling_config": scaling}
+    copies = serve.deployment(
+        name=REPLICA,
+        max_ongoing_requests=running + config.max_waiting,
+        health_check_period_s=2,
+        health_check_timeout_s=10,
+        graceful_shutdown_timeout_s=config.drain_timeout,
+        request_router_config=RequestRouterConfig(
+            request_router_class="minfer.deploy.routing.PrefixRouter"
+        ),
+        ray_actor_options={"num_cpus": cpus, "num_gpus": gpus},
+        **how_many,
+    )(Replica).bind(model, config, options)
+
+    def build_front() -> Front:
+        from ray.exceptions import RayActorError
+        from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError
+
+        handle = serve.get_deployment_handle(REPLICA).options(
+            method_name=Replica.answer.__name__, stream=True
+        )
+
+        def ask(call: Call) -> Answering:
+            answer: Answering = handle.remote(call)
+            return answer
+
+        return Front(
+            ask, config, lost=(RayActorError, DeploymentUnavailableError), full=(BackPressureError,)
+        )
+
+    door = serve.ingress(build_front)()
+    front = serve.deployment(
+        name=FRONT,
+        num_replicas=fronts,
+        max_ongoing_requests=10_000,
+        graceful_shutdown_timeout_s=config.drain_timeout,
+        ray_actor_options={"num_cpus": 0},
+    )(door)
+    return front.bind(copies)
+
+
+def build(arguments: dict[str, Any]) -> Any:
+    """`application` for `serve run minfer.deploy:build model=smollm2 replicas=2` and config files.
+
+    Numbers may be given as text, as they come from a command line.
+    """
+    own = {f.name for f in fields(ServerConfig)}
+    given = {name: _number(value) for name, value in arguments.items()}
+    config = ServerConfig(**{name: value for name, value in given.items() if name in own})
+    rest = {name: value for name, value in given.items() if name not in own}
+    return application(config=config, **rest)
+
+
+def _number(value: Any) -> Any:
+    if isinstance(value, str):
+        for kind in (int, float):
+            try:
+                return kind(value)
+            except ValueError:
+                continue
+    return value
