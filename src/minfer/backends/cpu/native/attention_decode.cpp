@@ -31,7 +31,6 @@ constexpr int kHeads = 4;
 #endif
 constexpr int kParts = kTile / kWidth;  // registers of a tile
 constexpr int64_t kPages = kChunk / kPage;
-constexpr int64_t kMaxHeadDim = 512;
 
 constexpr int kLine = 64;  // bytes of a cache line
 

@@ -72,8 +72,6 @@ MINFER_FN uint16_t quantize_block(const float* x, int64_t n, int8_t* out, int64_
     return scale;
 }
 
-constexpr int64_t kMaxHeadDim = 512;
-
 MINFER_FN void store_k(const KVState& kv, int64_t cell, int64_t head, const float* x) {
     uint8_t* block = kv.k(cell / kPage, head);
     const int64_t tile = cell % kPage / kTile, slot = cell % kTile, head_dim = kv.head_dim;

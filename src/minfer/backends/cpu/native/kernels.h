@@ -129,6 +129,7 @@ struct AttentionArgs {
     float scale;
     int64_t window;  // 0: none
     float softcap;   // 0: none
+    bool rounded;    // whether the products of other rows may be computed in bf16
     uint8_t* scratch;  // `attention_*_scratch_bytes`
     Queue* queue;
     Fault* fault;
@@ -150,6 +151,8 @@ struct PackArgs {
     const uint8_t* gguf;
     uint8_t* packed;
 };
+
+constexpr int64_t kMaxHeadDim = 512;  // kernels keep a head on the stack
 
 template <class Args>
 using Kernel = void (*)(const Args&, const Lane&);

@@ -64,6 +64,7 @@ void multiply(const uint8_t* panel, int64_t n_in, const uint8_t* tile, float* ou
         unroll<together * R>([&](auto i) MINFER_LAMBDA { acc[i / R][i % R] = set1(0.0f); });
         const uint8_t* block = panel;
         for (int64_t i = 0; i < n_in / t.block; ++i, block += BlockLayout(t).bytes) {
+            prefetch(block, BlockLayout(t).bytes);
             for (int chunk = 0; chunk < t.block / 32; ++chunk, data += R * 64, sums += R * 2) {
                 unroll<together>([&](auto part) MINFER_LAMBDA {
                     const PanelReader<F> reader{block, first + part};

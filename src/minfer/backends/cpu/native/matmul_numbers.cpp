@@ -39,7 +39,9 @@ void multiply(const uint8_t* panel, int64_t n_in, const uint8_t* tile, float* ou
         });
     };
     int64_t k = 0;
+    constexpr int step_bytes = chains * kPanel * traits(F).bytes;
     for (; k + chains <= n_in; k += chains) {
+        prefetch(panel + k * kPanel * traits(F).bytes, step_bytes);
         unroll<chains>([&](auto chain) MINFER_LAMBDA { step(k + chain, chain); });
     }
     if (k < n_in) step(k, std::integral_constant<int, 0>{});

@@ -69,6 +69,14 @@ constexpr int64_t tiles_bytes(Form form, int64_t n_in, int64_t rows) {
            tile_bytes(form, n_in, rows % kTileRows);
 }
 
+// How far ahead of its reading weights are asked for, bytes. With several rows the processor's own
+// prefetcher falls behind: on Zen 5, 8 rows of Q4_1 stream at 15 GB/s with this and 7 without.
+constexpr int kAhead = 12288;
+
+MINFER_FN void prefetch(const uint8_t* weights, int bytes) {
+    for (int i = 0; i < bytes; i += 64) __builtin_prefetch(weights + kAhead + i);
+}
+
 struct ExactTile {
     const uint8_t* data;
     const int32_t* sums;

@@ -202,7 +202,8 @@ void bind_arguments(nb::module_& m) {
         .def_rw("n_heads", &AttentionArgs::n_heads)
         .def_rw("scale", &AttentionArgs::scale)
         .def_rw("window", &AttentionArgs::window)
-        .def_rw("softcap", &AttentionArgs::softcap);
+        .def_rw("softcap", &AttentionArgs::softcap)
+        .def_rw("rounded", &AttentionArgs::rounded);
 
     nb::enum_<Format>(m, "Format")
         .value("f32", Format::F32)
