@@ -8,6 +8,7 @@ from typing import cast
 
 from minfer.backends.base import ALIGNMENT, Backend, Budget, Split, Weight
 from minfer.errors import UnsupportedError
+from minfer.graph import Graph, Node
 from minfer.settings import Settings
 
 BACKENDS: dict[str, str] = {
@@ -15,7 +16,7 @@ BACKENDS: dict[str, str] = {
     "cpu": "minfer.backends.cpu",
     "reference": "minfer.backends.reference",
 }
-"""Backend name -> the folder whose `create(settings)` makes it; in order of preference."""
+"""Backend name -> its folder: `create(settings)`, `reason_against(node, graph)`; best first."""
 
 
 def create_backend(name: str, settings: Settings) -> Backend:
@@ -35,6 +36,12 @@ def create_backend(name: str, settings: Settings) -> Backend:
     return cast(Backend, importlib.import_module(BACKENDS[name]).create(settings))
 
 
+def reason_against(name: str, node: Node, graph: Graph) -> str | None:
+    """None if the backend's kernels can run `node`, else why not; needs no device."""
+    reason = importlib.import_module(BACKENDS[name]).reason_against(node, graph)
+    return cast("str | None", reason)
+
+
 __all__ = [
     "ALIGNMENT",
     "BACKENDS",
@@ -43,4 +50,5 @@ __all__ = [
     "Split",
     "Weight",
     "create_backend",
+    "reason_against",
 ]

@@ -1,6 +1,6 @@
-"""Writes `docs/cli.md` and `docs/settings.md` from the tables they describe.
+"""Writes `docs/cli.md`, `docs/settings.md` and `docs/support.md` from the tables they describe.
 
-`python -m minfer.cli.docs` in a checkout brings both up to date; a test fails while they are not.
+`python -m minfer.cli.docs` in a checkout brings them up to date; a test fails while they are not.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any, get_args
 
 from typer.models import OptionInfo
 
-from minfer.cli import report
+from minfer.cli import report, support
 from minfer.cli.app import VERBS
 from minfer.cli.bundles import flat
 from minfer.cli.options import names_of
@@ -25,7 +25,7 @@ NOTICE = "<!-- Written by `python -m minfer.cli.docs`. Change the source instead
 
 def pages() -> dict[str, str]:
     """File name below `docs` -> content."""
-    return {"cli.md": _cli(), "settings.md": _settings()}
+    return {"cli.md": _cli(), "settings.md": _settings(), "support.md": support.page(NOTICE)}
 
 
 def _cli() -> str:

@@ -2,6 +2,7 @@
 
 from minfer.backends.cpu.backend import CpuBackend, available_isas
 from minfer.backends.cpu.cores import usable_cores
+from minfer.backends.cpu.supports import reason_against
 from minfer.settings import Settings
 
 
@@ -14,4 +15,4 @@ def create(settings: Settings) -> CpuBackend:
     return CpuBackend(settings)
 
 
-__all__ = ["CpuBackend", "available_isas", "create", "usable_cores"]
+__all__ = ["CpuBackend", "available_isas", "create", "reason_against", "usable_cores"]

@@ -6,6 +6,7 @@ Importing this imports no CUDA package; `create` does.
 from __future__ import annotations
 
 from minfer.backends.base import Backend
+from minfer.graph import Graph, Node
 from minfer.settings import Settings
 
 
@@ -27,4 +28,11 @@ def doctor(settings: Settings) -> dict[str, str]:
     return report(settings)
 
 
-__all__ = ["create", "doctor"]
+def reason_against(node: Node, graph: Graph) -> str | None:
+    """None if the kernels can run `node`, else why not; asks no GPU."""
+    from minfer.backends.cuda import backend
+
+    return backend.reason_against(node, graph)
+
+
+__all__ = ["create", "doctor", "reason_against"]

@@ -31,6 +31,18 @@ COUNTERS_BYTES = 64 << 10
 """Zeroed counters that kernels share, one after another."""
 
 
+def reason_against(node: Node, graph: Graph) -> str | None:
+    """None if the kernels can run `node`, else why not; asks no GPU."""
+    if node.op not in OPS:
+        return f"the op {node.op} has no CUDA kernel"
+    state = getattr(node.attrs, "state", None)
+    if state is not None:
+        dtype = graph.states[state].dtype
+        if dtype not in ELEMENT_BYTES:
+            return f"a KV cache of type {dtype} has no CUDA kernel"
+    return OPS[node.op].supports(node, graph)
+
+
 class CudaBackend:
     """An engine's backend on the first GPU; two of them never wait for each other.
 
@@ -62,14 +74,7 @@ class CudaBackend:
 
     def supports(self, node: Node, graph: Graph) -> str | None:
         """None if the node can run here, else the reason why not, for people."""
-        if node.op not in OPS:
-            return f"the op {node.op} has no CUDA kernel"
-        state = getattr(node.attrs, "state", None)
-        if state is not None:
-            dtype = graph.states[state].dtype
-            if dtype not in ELEMENT_BYTES:
-                return f"a KV cache of type {dtype} has no CUDA kernel"
-        return OPS[node.op].supports(node, graph)
+        return reason_against(node, graph)
 
     def budget(self) -> Budget:
         """Memory this backend may use in all."""

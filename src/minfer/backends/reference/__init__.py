@@ -2,6 +2,7 @@
 
 from minfer.backends.reference import ops
 from minfer.backends.reference.backend import ReferenceBackend
+from minfer.graph import Graph, Node
 from minfer.settings import Settings
 
 
@@ -10,4 +11,9 @@ def create(settings: Settings) -> ReferenceBackend:
     return ReferenceBackend()
 
 
-__all__ = ["ReferenceBackend", "create", "ops"]
+def reason_against(node: Node, graph: Graph) -> str | None:
+    """None if there is a function for `node`, else why not."""
+    return ReferenceBackend().supports(node, graph)
+
+
+__all__ = ["ReferenceBackend", "create", "ops", "reason_against"]
