@@ -18,7 +18,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from minfer.backends import Backend, Weight
+from minfer.backends import Weight
 from minfer.engine.batcher import Chunk, bucket, pick
 from minfer.engine.config import Counters, EngineConfig
 from minfer.engine.flight import Flight, can_fly, follow, next_chunks, supports_sampling, take_off
@@ -30,6 +30,7 @@ from minfer.engine.plans import PlanCache
 from minfer.engine.sampling import Choice, Constraint, Sampler, no_finite_logits
 from minfer.engine.sequence import Event, FinishReason, Sequence, State
 from minfer.engine.space import KVSpace
+from minfer.engine.states import KVStates
 from minfer.engine.waiting import Waiting
 from minfer.errors import BusyError, ClosedError, ContextFullError, RequestError
 from minfer.graph import PAGE
@@ -68,13 +69,16 @@ class Engine:
         self._plans = PlanCache(model, devices, weights, settings)
         largest = self._plans.plan(self.config.step_shape(0, config.prefill_rows, 1))
         self.weight_bytes = load_weights(largest, weights, progress)
-        self.cache_bytes = self._add_states(largest)
+        self._states = KVStates(largest)
+        self.cache_bytes = self._states.nbytes
+        self._used_backends = tuple(largest.used)
+        self._backend = largest.backend
         self._reserve(largest)
         self._space = KVSpace(
             config.n_pages,
             config.max_sequences,
             keep_prefixes=config.prefix_cache,
-            copy_page=self._copy_page,
+            copy_page=self._states.copy_page,
         )
         self._waiting = Waiting(share_prefixes=config.prefix_cache)
         self._pace = Pace(config.prefill_rows, config.step_seconds)
@@ -483,10 +487,7 @@ class Engine:
 
     def read_pages(self, pages: Seq[int]) -> dict[str, list[bytes]]:
         """The bytes of pages, by KV state."""
-        return {
-            state: [backend.read_page(state, page) for page in pages]
-            for state, backend in self._states.items()
-        }
+        return self._states.read(pages)
 
     def restore(self, tokens: Seq[int], contents: Mapping[str, Seq[bytes]]) -> None:
         """Put pages that hold `tokens` back into the prefix cache.
@@ -495,14 +496,7 @@ class Engine:
             RequestError: if they do not fit, or belong to another model or cache type.
         """
         n_pages = -(-len(tokens) // PAGE)
-        if set(contents) != set(self._states) or any(len(c) != n_pages for c in contents.values()):
-            raise RequestError("the saved pages belong to another model", where="session")
-
-        def write(index: int, page: int) -> None:
-            for state, backend in self._states.items():
-                backend.write_page(state, page, contents[state][index])
-
-        if not self._space.put(tokens, write):
+        if not self._space.put(tokens, self._states.writer(contents, n_pages)):
             raise RequestError(f"{n_pages} pages do not fit the KV cache", where="session")
 
     def clear_cache(self) -> None:
@@ -532,20 +526,6 @@ class Engine:
             bucket(single), bucket(other), max(1, bucket(wanted)), sampled=sampled
         )
 
-    def _add_states(self, plan: Plan) -> int:
-        """Create the KV state of every layer where its nodes run; answer the bytes."""
-        self._states: dict[str, Backend] = {}
-        taken = 0
-        for node in plan.graph.nodes:
-            name = getattr(node.attrs, "state", None)
-            if name is not None and name not in self._states:
-                backend = plan.backend(plan.backend_of[node.id])
-                taken += backend.add_state(plan.graph.states[name])
-                self._states[name] = backend
-        self._used_backends = tuple(plan.used)
-        self._backend = plan.backend
-        return taken
-
     def _reserve(self, largest: Plan) -> None:
         """Make the arenas large enough once, so that plans compiled later find them in place."""
         c = self.config
@@ -555,10 +535,6 @@ class Engine:
         for plan in (largest, both):
             for name, nbytes in plan.arena_bytes.items():
                 plan.backend(name).reserve(nbytes)
-
-    def _copy_page(self, source: int, target: int) -> None:
-        for name in self._used_backends:
-            self._backend(name).copy_pages([(source, target)])
 
     def _checked(self, tokens: Seq[int]) -> list[int]:
         """The ids as plain integers, none of which a kernel could trip over."""
