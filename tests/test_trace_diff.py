@@ -149,6 +149,14 @@ def test_a_trace_cut_off_is_read_to_its_last_whole_step(
     assert "note: " in capsys.readouterr().err
 
 
+def test_a_trace_without_a_step_is_refused(
+    tmp_path: Path, good: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "none").write_text(good[0])
+    assert call(["diff", str(tmp_path / "none"), str(tmp_path / "good")]) == 1
+    assert "none] holds no step" in capsys.readouterr().err
+
+
 def test_perfetto_events_are_json_even_without_their_end(tmp_path: Path) -> None:
     engine = make_engine("qwen3", "reference")
     path = tmp_path / "p.json"

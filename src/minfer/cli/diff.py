@@ -10,6 +10,7 @@ import typer
 
 from minfer.cli.options import Debug
 from minfer.cli.terminal import table
+from minfer.errors import FormatError
 
 if TYPE_CHECKING:
     from minfer.trace import Difference, NodeDifference, Trace
@@ -48,6 +49,8 @@ def diff(
     for trace in traces:
         if trace.notice:
             print(f"note: {trace.notice}", file=sys.stderr)
+        if not trace.steps:
+            raise FormatError("holds no step", where=str(trace.path))
     found = compare(*traces, tolerance=limit)
     print("\n\n".join(_sections(traces, found, limit)))
     if found.parting or found.tokens:
