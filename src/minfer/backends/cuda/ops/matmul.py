@@ -338,14 +338,15 @@ def gemm_kernel(epilogue: int, variant: choose.Gemm) -> Kernel:
 
 
 def kernels(facts: Facts) -> Sequence[Kernel]:
-    """Every type at one, eight and 64 rows, the mixed QKV, and the many-rows products."""
+    """Every type at one and eight rows, some in batches, a mixed QKV, and many-rows products."""
     found: list[Kernel] = matmul_pack.kernels()
     for dtype in WEIGHT_TYPES:
         found.append(expand_kernel(matmul_pack.FORMATS[dtype.name]))
-        for n_rows, epilogue in ((4096, PLAIN), (16384, SILU)):
-            spec = WeightSpec(dtype, (4096, n_rows))
-            group = Group(("a", "b"), (spec, spec), True) if epilogue else Group(("a",), (spec,))
-            found += _single_kernels(group, epilogue, (1, 8, 16, 64), facts)
+        group = Group(("w",), (WeightSpec(dtype, (4096, 4096)),))
+        batches = (16, 64) if dtype.name in ("q4_K", "q5_0", "q6_K", "f16") else ()
+        found += _single_kernels(group, PLAIN, (1, 8, *batches), facts)
+    pair = WeightSpec(BY_NAME["q4_K"], (4096, 16384))
+    found += _single_kernels(Group(("a", "b"), (pair, pair), True), SILU, (16, 64), facts)
     q4, q6 = BY_NAME["q4_K"], BY_NAME["q6_K"]
     specs = (WeightSpec(q4, (3584, 3584)), WeightSpec(q4, (3584, 512)), WeightSpec(q6, (3584, 512)))
     mixed = Group(("q", "k", "v"), specs)

@@ -239,7 +239,7 @@ class Gemm:
 
 TILE_M = 128
 CLUSTER = 1
-"""Blocks that share weights; two were slower on an H200: QKV of a 7B at 2,048 200 us, not 152."""
+"""Blocks of a cluster that share the weights they fetch; two have not been seen to be faster."""
 _OVERHEAD = {256: 1.0, 224: 1.0, 192: 1.03, 128: 1.12}
 """Time a unit of work takes in a Hopper tile of this width, relative to the widest."""
 

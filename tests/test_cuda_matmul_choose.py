@@ -1,0 +1,101 @@
+"""Choices of matmul kernels and the sizes of packed weights: pure functions, no GPU."""
+
+from __future__ import annotations
+
+import pytest
+
+from minfer.backends.cuda.device import Facts
+from minfer.backends.cuda.ops import matmul_choose as choose
+from minfer.backends.cuda.ops import matmul_pack
+from minfer.backends.cuda.ops.matmul_pack import FORMATS, Group
+from minfer.dtypes import BY_NAME, WEIGHT_TYPES, DType
+from minfer.graph import WeightSpec
+
+H200 = Facts("H200", (9, 0), 132, 232448, 60 << 20, 140 << 30)
+SMALL = Facts("RTX", (8, 6), 82, 101376, 6 << 20, 24 << 30)
+SHAPES = [(3584, 4608), (18944, 3584), (3584, 152064), (576, 192)]
+
+
+def group(dtype: DType, n_cols: int, n_rows: int, paired: bool = False) -> Group:
+    spec = WeightSpec(dtype, (n_cols, n_rows))
+    return Group(("a", "b"), (spec, spec), True) if paired else Group(("a",), (spec,))
+
+
+def test_every_weight_type_has_a_format() -> None:
+    assert set(FORMATS) == {t.name for t in WEIGHT_TYPES}
+
+
+@pytest.mark.parametrize("dtype", WEIGHT_TYPES, ids=str)
+def test_packed_bytes(dtype: DType) -> None:
+    """Packing adds little to the file's bytes, and plain types become halves."""
+    packed = group(dtype, 4096, 4096)
+    stored = dtype.nbytes(4096 * 4096) if dtype.is_quantized else 2 * 4096 * 4096
+    assert stored <= packed.nbytes < 1.07 * stored
+    assert FORMATS[dtype.name].nbytes % 16 == 0
+
+
+@pytest.mark.parametrize("facts", [H200, SMALL], ids=lambda f: f.name)
+@pytest.mark.parametrize("dtype", WEIGHT_TYPES, ids=str)
+@pytest.mark.parametrize(
+    "shape", [(3584, 4608), (18944, 3584), (3584, 152064), (576, 192)], ids=str
+)
+def test_geometries_fit_and_cover(facts: Facts, dtype: DType, shape: tuple[int, int]) -> None:
+    n_cols, n_rows = shape
+    if n_cols % dtype.block_items:
+        pytest.skip("rows of this width cannot have this type")
+    made = group(dtype, n_cols, n_rows)
+    rule = choose.order(made)
+    for rows in (1, 2, 5, 8, 9, 33, 64, 100):
+        few = choose.vec(made, rows, facts)
+        if few is not None:
+            assert rows <= choose.MAX_VEC_ROWS and few.shared <= facts.shared_limit
+            assert 0 < few.grid <= min(facts.n_sms, made.n_tiles) and few.warps < 32
+            continue
+        batch = choose.batch(made, rows, facts)
+        assert batch.shared <= facts.shared_limit
+        assert batch.grid[0] * batch.warps * batch.tiles >= made.n_tiles
+        assert batch.grid[1] * batch.parts_a_block >= rule.n_parts
+        # a block that adds a whole row itself holds one section only
+        assert batch.split or (rule.n_sections == 1 and batch.grid[1] == 1)
+        if batch.split == 2:
+            assert batch.parts_a_block == rule.section
+    for rows in (9, 512, 2048):
+        many = choose.gemm(made, rows, facts)
+        assert many.shared <= facts.shared_limit and many.padded >= rows
+        assert many.grid % many.cluster == 0
+        assert many.hopper == (facts.capability == (9, 0))
+
+
+def test_the_order_of_sums_knows_no_device_and_no_rows() -> None:
+    """It is numerics: the same for a group wherever and with whatever it runs."""
+    assert choose.order(group(BY_NAME["q4_K"], 3584, 4608)) == choose.Order(1, 16, 14)
+    assert choose.order(group(BY_NAME["q4_K"], 18944, 3584)).n_sections == 8
+    assert choose.order(group(BY_NAME["q4_K"], 3584, 18944, paired=True)).part == 2
+
+
+def test_shapes_of_a_type_share_a_kernel() -> None:
+    """So that it stays in the instruction cache from launch to launch."""
+    shapes = [(3584, 4608), (3584, 3584), (18944, 3584), (3584, 152064)]
+    found = [choose.vec(group(BY_NAME["q4_K"], *s), 1, H200) for s in shapes]
+    assert len({(v.rows, v.warps, v.stages) for v in found if v is not None}) == 1
+
+
+def test_segments_follow_each_other() -> None:
+    specs = tuple(
+        WeightSpec(BY_NAME[t], (3584, n)) for t, n in (("q4_K", 3584), ("q4_K", 512), ("q6_K", 512))
+    )
+    made = Group(("q", "k", "v"), specs)
+    ends = [s.offset + s.n_tiles * s.n_blocks * s.format.nbytes for s in made.segments]
+    assert [s.offset for s in made.segments][1:] == ends[:-1]  # all multiples of the alignment
+    assert made.factors >= ends[-1] and made.nbytes == made.factors + 4 * made.n_rows
+    assert made.n_outputs == made.n_rows == 4608
+
+
+def test_refusals_say_why() -> None:
+    q4, q6 = (WeightSpec(BY_NAME[n], (512, 64)) for n in ("q4_K", "q6_K"))
+    assert matmul_pack.refuse([q4, q4], paired=True) is None
+    assert "q4_K and up is q6_K" in str(matmul_pack.refuse([q4, q6], paired=True))
+    assert "i8" in str(matmul_pack.refuse([WeightSpec(BY_NAME["i8"], (512, 64))]))
+    assert "multiple of 8" in str(matmul_pack.refuse([WeightSpec(BY_NAME["f16"], (511, 64))]))
+    ragged = WeightSpec(BY_NAME["q4_K"], (512, 72))
+    assert "multiple of 16" in str(matmul_pack.refuse([ragged, q4]))
