@@ -178,7 +178,8 @@ def _batch_cost(group: Group, variant: Batch, n_sms: int) -> float:
     waves = blocks(variant.grid[0] * variant.grid[1], n_sms)
     pieces = variant.parts_a_block * rule.part
     x = pieces * variant.columns * 2 * PIECE / piece_bytes(group) * _X_COST
-    cost = waves * (pieces * variant.warps * variant.tiles + x + _BLOCK_COST)
+    # few warps wait for their own latency: a lone one streams no faster than an eighth
+    cost = waves * (pieces * max(variant.warps, 8) * variant.tiles + x + _BLOCK_COST)
     if variant.tiles == 1:  # x is read from shared memory twice as often
         cost *= 1.2
     if variant.split:
