@@ -15,10 +15,10 @@
 // Limits: K a multiple of 8; ROWS <= 8, and x in halves beside the rings in shared memory.
 // Numerics: halves of W and x, f32 sums in the order of `lib/order.cuh`: `matmul_batch` gives the
 //   same bits, and so does any number of rows, blocks and warps.
-// Versions: 1 (2026-11) tensor cores, warp rings, programmatic launch: a token of the 7B 2.53 ms, where
-//   its kernels apart take 1.78: each launch fetched 30 KB of instructions. 2: two parts at once. 3:
-//   everything of a shape at run time and loops left rolled, so that one small kernel of a type serves
-//   all shapes and stays in the instruction cache.
+// Versions: 1 (2026-11) tensor cores, warp rings, programmatic launch: the products of a 7B token 2.53
+//   ms, though its kernels, each repeated alone, add up to 1.78. 2: two parts at once. 3: everything of a
+//   shape at run time and loops left rolled, so that one small kernel of a type serves all shapes: the
+//   difference is taken for 30 KB of instructions fetched anew at each change of kernel. Not timed yet.
 #include "lib/epilogue.cuh"
 #include "lib/mma.cuh"
 #include "lib/order.cuh"
