@@ -128,13 +128,13 @@ DEVICE float warp_max(float x) {
 // warp; the caller may use it again only after a barrier.
 template <int T>
 DEVICE float block_sum(float x, float* scratch) {
-    constexpr int WARPS = T / WARP;
+    constexpr int n_warps = T / WARP;
     x = warp_sum(x);
-    if (WARPS == 1) return x;
+    if (n_warps == 1) return x;
     if (threadIdx.x % WARP == 0) scratch[threadIdx.x / WARP] = x;
     __syncthreads();
     float sum = 0.0f;
 #pragma unroll
-    for (int w = 0; w < WARPS; w++) sum += scratch[w];
+    for (int w = 0; w < n_warps; w++) sum += scratch[w];
     return sum;
 }

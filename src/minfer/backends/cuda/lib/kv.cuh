@@ -1,7 +1,8 @@
 // The KV cache in device memory (layout: `kv.py`): where a head's key is, and writing one.
 //
 // K and V are planes of blocks, one a (page, kv head), of PAGE keys. A cache type is a number: 0
-// f32, 1 f16, 2 q8_0. Template parameters are short, since kernels call their macros HD and KV.
+// f32, 1 f16, 2 q8_0. Names are short and lower-case here, since kernels have macros such as HD,
+// KV, GROUP.
 #include "lib/base.cuh"
 
 constexpr int PAGE = 64;
@@ -40,7 +41,7 @@ DEVICE void store_head(const float* head, u8* plane, f16* scales, i64 block, int
         for (int e = 2 * lane; e < D; e += 2 * WARP)
             *(f16x2*)((f16*)plane + base + value_at<D, K>(key, e)) = pack_f16(head[e], head[e + 1]);
     } else {
-        constexpr int GROUP = scale_group(D), LANES = GROUP / 4;  // a lane quantizes 4 values
+        constexpr int group = scale_group(D), lanes = group / 4;  // a lane quantizes 4 values
         for (int first = 0; first < D; first += 4 * WARP) {
             int e = first + 4 * lane;
             float x[4], top = 0.0f;
@@ -50,7 +51,7 @@ DEVICE void store_head(const float* head, u8* plane, f16* scales, i64 block, int
                 top = fmaxf(top, fabsf(x[i]));
             }
 #pragma unroll
-            for (int offset = LANES / 2; offset; offset /= 2)
+            for (int offset = lanes / 2; offset; offset /= 2)
                 top = fmaxf(top, __shfl_xor_sync(FULL_MASK, top, offset));
             if (e < D) {
                 float d = __fdiv_rn(top, 127.0f);
@@ -60,7 +61,7 @@ DEVICE void store_head(const float* head, u8* plane, f16* scales, i64 block, int
                 for (int i = 0; i < 4; i++)
                     packed |= (u32)(u8)(i8)__float2int_rn(__fmul_rn(x[i], inverse)) << (8 * i);
                 *(u32*)(plane + base + key * D + e) = packed;
-                if (lane % LANES == 0) scales[base / GROUP + scale_at<D>(key, e)] = f32_to_f16(d);
+                if (lane % lanes == 0) scales[base / group + scale_at<D>(key, e)] = f32_to_f16(d);
             }
         }
     }
