@@ -5,8 +5,9 @@ that has its value: the product that adds a residual with that `add`, and `fused
 that attention reads. What only one of the traces has a value of is passed over.
 
 The distance of two nodes is the largest of the relative differences of their samples (Euclidean
-norm) and of their root mean squares. Powers of ten tell causes apart: 1e-7 is another order of
-additions, 1e-3 to 1e-2 is rounding of quantized values, and about 1 is a wrong kernel or layout.
+norm) and of their root mean squares. Powers of ten tell causes apart: 1e-6 is another order of
+additions, 1e-2 rounding of activations to 8 bits, up to 1e-1 where many blocks add theirs up, and
+about 1 a wrong kernel or layout.
 """
 
 from __future__ import annotations
@@ -18,8 +19,8 @@ from dataclasses import dataclass
 from minfer.trace.reader import Trace
 from minfer.trace.records import NodeRecord, PlanNode, PlanRecord, StepRecord
 
-TOLERANCE = 0.02
-"""What rounding to 8 bits explains, with a margin."""
+TOLERANCE = 0.2
+"""What rounding to 8 bits explains after thirty blocks, with a margin."""
 
 
 @dataclass(frozen=True)

@@ -101,7 +101,7 @@ class Recorder:
                 plan=number,
                 at=round(began - self._began, 6),
                 seconds=round(perf_counter() - began, 6),
-                runs=tuple(_run(c) for c in chunks),
+                runs=tuple(self._run(c) for c in chunks),
                 pages=self._engine.pages,
                 top=top,
                 nodes=tuple(nodes),
@@ -120,6 +120,11 @@ class Recorder:
             self._plans[id(plan)] = (len(self._plans), plan)
             self._sink.write(plan_record(len(self._plans) - 1, plan))
         return self._plans[id(plan)][0]
+
+    def _run(self, chunk: Chunk) -> RunRecord:
+        tokens = tuple(chunk.sequence.tokens[chunk.start : chunk.start + chunk.count])
+        texts = tuple(map(self._text, tokens))
+        return RunRecord(chunk.sequence.priority, chunk.start, tokens, texts, chunk.single)
 
     def _top(self, logits: Values) -> tuple[tuple[Candidate, ...], ...]:
         if logits.shape[1] != self._engine.model.n_vocab:
@@ -183,11 +188,6 @@ def _value(compiled: CompiledPlan, node: Node, rows: NDArray[np.int64]) -> Value
         return None
     whole: NDArray[Any] = compiled.read(node, int(rows[-1]) + 1)
     return np.asarray(whole[rows], np.float32)
-
-
-def _run(chunk: Chunk) -> RunRecord:
-    tokens = chunk.sequence.tokens[chunk.start : chunk.start + chunk.count]
-    return RunRecord(chunk.sequence.priority, chunk.start, tuple(tokens), chunk.single)
 
 
 def _histogram(value: Values | None) -> tuple[int, ...]:

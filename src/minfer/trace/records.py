@@ -117,12 +117,14 @@ class RunRecord:
         seq: number of the request, in order of arrival.
         start: position of its first row.
         tokens: their ids.
+        texts: their texts.
         single: whether they took the row-at-a-time path.
     """
 
     seq: int
     start: int
     tokens: tuple[int, ...]
+    texts: tuple[str, ...]
     single: bool
 
 
@@ -199,7 +201,8 @@ def from_json(line: Mapping[str, Any]) -> Record:
             return PlanRecord(rest["id"], nodes)
         if kind == "step":
             rest["runs"] = tuple(
-                RunRecord(**r | {"tokens": tuple(r["tokens"])}) for r in rest["runs"]
+                RunRecord(**r | {"tokens": tuple(r["tokens"]), "texts": tuple(r["texts"])})
+                for r in rest["runs"]
             )
             rest["top"] = tuple(tuple(Candidate(*c) for c in row) for row in rest["top"])
             rest["nodes"] = tuple(_node_from_json(n) for n in rest["nodes"])

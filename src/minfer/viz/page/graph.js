@@ -78,7 +78,7 @@ function drawGroup(record, group) {
       style: `left:${here.x}px;top:${here.y}px;width:${NODE.width}px;height:${NODE.height}px`,
       onclick: () => selectNode(node.name),
       onkeydown: (event) => walk(event, record, index),
-    }, el("b", {}, short), el("small", {}, fused ? "⧉ " : "", el("span", {}, "")));
+    }, el("b", {}, short), el("small", {}, fused ? "⊞ " : "", el("span", {}, "")));
     built.byName.set(node.name, { button, time: button.querySelector("span"), index });
     box.append(button);
   }
@@ -148,7 +148,7 @@ function legend(record) {
   const entries = backends.map((name) =>
     el("span", {}, el("i", { style: `background:var(--${name})` }), name));
   const fused = record.nodes.some((n) => n.op.startsWith("fused_"));
-  if (fused) entries.push(el("span", {}, "⧉ fused"));
+  if (fused) entries.push(el("span", {}, "⊞ fused"));
   entries.push(el("span", {}, el("i", { style: `background:${heat(0.02)}` }), "little"));
   entries.push(el("span", {}, el("i", { style: `background:${heat(1)}` }), "much"));
   byId("legend").replaceChildren(...entries);

@@ -41,12 +41,9 @@ const events = {
 /** The tokens of a saved trace, as its steps have them. */
 function fromTrace(record) {
   for (const run of record.runs) {
-    run.tokens.forEach((token, i) => {
-      const before = store.steps.at(-2);
-      const known = before?.top[0]?.find((candidate) => candidate[0] === token);
-      const text = known ? known[1] : `[${token}]`;
-      store.tokens.push({ token, text, prompt: run.tokens.length > 1, step: store.steps.length - 2, at: run.start + i });
-    });
+    run.tokens.forEach((token, i) => store.tokens.push({
+      token, text: run.texts[i], prompt: !run.single, step: store.steps.length - 2,
+    }));
   }
   changed("tokens");
 }
