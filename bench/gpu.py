@@ -19,6 +19,7 @@ import numpy as np
 
 from bench import results, synthetic
 from bench.engines import Minfer
+from minfer.errors import MinferError
 from minfer.gguf import open_gguf
 from minfer.settings import Settings
 
@@ -111,7 +112,7 @@ def measure(engine: Minfer, row: Row, runs: int) -> dict[str, object]:
 
 COLUMNS = (
     "model test relative_error tokens_per_second least most x_llama_cpp share_of_floor "
-    "load_seconds device_bytes file_bytes"
+    "load_seconds device_bytes file_bytes error"
 ).split()
 
 
@@ -145,7 +146,10 @@ def main() -> None:
             check_paths(engine),
         ]
         for row in WORKS[name]:
-            mine.append(measure(engine, row, args.runs))
+            try:
+                mine.append(measure(engine, row, args.runs))
+            except MinferError as error:  # a failure is a result too, and CUDA's last all others
+                mine.append({"test": row.test, "error": str(error)})
             print(name, mine[-1], flush=True)
         engine.close()
         rows += [{"model": name, **row} for row in mine]
