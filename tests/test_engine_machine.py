@@ -99,7 +99,7 @@ class Requests(RuleBasedStateMachine):
     @invariant()
     def every_reference_has_its_holder(self) -> None:
         space = self.engine._space
-        holders = [*self.engine._running, *(lane._run for lane in self.lanes)]
+        holders = [*self.engine._roster.running, *(lane._run for lane in self.lanes)]
         held = Counter(chain.from_iterable(run.pages for run in holders))
         held.update(node.page for node in space.cache._nodes())
         for page in range(space.pool.n_pages):
@@ -110,9 +110,9 @@ class Requests(RuleBasedStateMachine):
     @invariant()
     def states_agree(self) -> None:
         for run in self.runs:
-            assert (run.slot >= 0) == (run in self.engine._running)
-            assert (run.state is State.WAITING) == (run in self.engine._waiting)
-        slots = [run.slot for run in self.engine._running]
+            assert (run.slot >= 0) == (run in self.engine._roster.running)
+            assert (run.state is State.WAITING) == (run in self.engine._roster.waiting)
+        slots = [run.slot for run in self.engine._roster.running]
         assert len(set(slots)) == len(slots)
 
     @invariant()

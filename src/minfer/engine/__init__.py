@@ -2,6 +2,7 @@
 
 from minfer.engine.batcher import Chunk
 from minfer.engine.config import Counters, EngineConfig
+from minfer.engine.draft import Drafter, DraftModel, PromptLookup
 from minfer.engine.engine import Engine, Watcher
 from minfer.engine.lane import Lane
 from minfer.engine.pages import PagePool, Prefix, PrefixCache
@@ -15,6 +16,8 @@ __all__ = [
     "Chunk",
     "Constraint",
     "Counters",
+    "DraftModel",
+    "Drafter",
     "Engine",
     "EngineConfig",
     "Event",
@@ -23,6 +26,7 @@ __all__ = [
     "PagePool",
     "Prefix",
     "PrefixCache",
+    "PromptLookup",
     "Sampler",
     "SamplingParams",
     "Sequence",

@@ -6,7 +6,7 @@ Pure functions of the sequences' states; pages are found afterwards.
 from __future__ import annotations
 
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from minfer.engine.sequence import Sequence
 
@@ -21,6 +21,7 @@ class Chunk:
         count: how many.
         single: whether they take the row-at-a-time path (generated tokens always do).
         ahead: whether it is the token that a step under way is choosing.
+        guesses: tokens that may follow the sequence's last; its last rows compute them.
     """
 
     sequence: Sequence
@@ -28,11 +29,31 @@ class Chunk:
     count: int
     single: bool
     ahead: bool = False
+    guesses: tuple[int, ...] = ()
+
+    @property
+    def n_known(self) -> int:
+        """Rows of tokens that are certain."""
+        return self.count - len(self.guesses)
 
     @property
     def wants_logits(self) -> bool:
-        """Whether its last row is the sequence's last token, as far as tokens are known."""
-        return self.ahead or self.start + self.count == len(self.sequence.tokens)
+        """Whether it reaches the sequence's last token, as far as tokens are known."""
+        return self.ahead or self.start + self.n_known == len(self.sequence.tokens)
+
+    @property
+    def n_wanted(self) -> int:
+        """Its last rows whose logits choose a token."""
+        return 1 + len(self.guesses) if self.wants_logits else 0
+
+    def token(self, position: int) -> int:
+        """The token at a position of it, certain or guessed."""
+        at = position - self.start - self.n_known
+        return self.sequence.tokens[position] if at < 0 else self.guesses[at]
+
+    def with_guesses(self, guesses: Seq[int]) -> Chunk:
+        """The chunk with these guesses instead of its own."""
+        return replace(self, count=self.n_known + len(guesses), guesses=tuple(guesses))
 
 
 def pick(running: Seq[Sequence], max_single: int, max_other: int) -> list[Chunk]:

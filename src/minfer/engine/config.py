@@ -79,6 +79,8 @@ class Counters:
     cached_tokens: int = 0
     prefix_hits: int = 0
     generated_tokens: int = 0
+    guessed_tokens: int = 0
+    right_guesses: int = 0
     preemptions: int = 0
     prefill_seconds: float = 0.0
     decode_seconds: float = 0.0

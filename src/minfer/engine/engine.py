@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import itertools
 import operator
-from bisect import insort
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from collections.abc import Sequence as Seq
@@ -21,17 +20,19 @@ from numpy.typing import NDArray
 from minfer.backends import Weight
 from minfer.engine.batcher import Chunk, bucket, pick
 from minfer.engine.config import Counters, EngineConfig
+from minfer.engine.draft import Drafter
 from minfer.engine.flight import Flight, can_fly, follow, next_chunks, supports_sampling, take_off
+from minfer.engine.guesser import Guesser
 from minfer.engine.inputs import fill
 from minfer.engine.lane import Lane, Wanted
 from minfer.engine.pace import Pace
 from minfer.engine.params import SamplingParams
 from minfer.engine.plans import PlanCache
+from minfer.engine.roster import Roster
 from minfer.engine.sampling import Choice, Constraint, Sampler, no_finite_logits
 from minfer.engine.sequence import Event, FinishReason, Sequence, State
 from minfer.engine.space import KVSpace
 from minfer.engine.states import KVStates
-from minfer.engine.waiting import Waiting
 from minfer.errors import BusyError, ClosedError, ContextFullError, RequestError
 from minfer.graph import PAGE
 from minfer.models import DecoderConfig, StepShape
@@ -71,8 +72,6 @@ class Engine:
         self.weight_bytes = load_weights(largest, weights, progress)
         self._states = KVStates(largest)
         self.cache_bytes = self._states.nbytes
-        self._used_backends = tuple(largest.used)
-        self._backend = largest.backend
         self._reserve(largest)
         self._space = KVSpace(
             config.n_pages,
@@ -80,12 +79,11 @@ class Engine:
             keep_prefixes=config.prefix_cache,
             copy_page=self._states.copy_page,
         )
-        self._waiting = Waiting(share_prefixes=config.prefix_cache)
+        self._roster = Roster(self._space, self.counters, share_prefixes=config.prefix_cache)
         self._pace = Pace(config.prefill_rows, config.step_seconds)
-        self._running: list[Sequence] = []  # oldest first
-        self._refused: tuple[Sequence, int] | None = None
         self._arrivals = itertools.count()
         self._events: list[tuple[Sequence, Event]] = []
+        self._guesser: Guesser | None = None
         self._flights: deque[Flight] = deque()
         self._landed = 0.0
         self._chooses_on_device = supports_sampling(devices, model, config)
@@ -137,7 +135,7 @@ class Engine:
         if limit == 0:
             self._finish(sequence, "length", None)
         else:
-            self._waiting.add(sequence)
+            self._roster.waiting.add(sequence)
         return sequence
 
     def cancel(self, sequence: Sequence) -> None:
@@ -148,22 +146,22 @@ class Engine:
     @property
     def n_waiting(self) -> int:
         """Requests not yet running."""
-        return len(self._waiting)
+        return len(self._roster.waiting)
 
     @property
     def n_running(self) -> int:
         """Requests that hold pages."""
-        return len(self._running)
+        return len(self._roster.running)
 
     @property
     def running(self) -> tuple[Sequence, ...]:
         """Requests that hold pages, oldest first."""
-        return tuple(self._running)
+        return tuple(self._roster.running)
 
     @property
     def has_work(self) -> bool:
         """Whether a step would do anything."""
-        return bool(len(self._waiting) or self._running or self._events)
+        return bool(len(self._roster.waiting) or self._roster.running or self._events)
 
     @property
     def pages(self) -> tuple[int, int, int]:
@@ -182,10 +180,15 @@ class Engine:
         """Compute one batch; answer what it brought each sequence."""
         self._check_open()
         if not self._flights:
-            self._admit()
-            streaming = any(s.state is State.DECODING for s in self._running)
+            for sequence, error in self._roster.admit():
+                self._finish(sequence, "error", error)
+            running = self._roster.running
+            streaming = any(s.state is State.DECODING for s in running)
             n_other = self._pace.rows(beside_streams=streaming)
-            chunks = self._place(pick(self._running, self._max_single, n_other))
+            chunks = pick(running, self._max_single, n_other)
+            if self._guesser is not None:
+                chunks = self._guesser.add_guesses(chunks, self._max_single)
+            chunks = self._roster.place(chunks)
             if chunks:
                 self._begin(chunks)
         if self._flights:
@@ -212,7 +215,9 @@ class Engine:
         """Start the next step behind the one under way, if its rows are certain to go on."""
         flight = self._flights[-1]
         runs = [c.sequence for c in flight.chunks]
-        if self._watcher is not None or runs != self._running or self._may_admit():
+        if self._watcher is not None or self._guesser is not None:
+            return
+        if runs != self._roster.running or self._roster.may_admit():
             return
         if any(run.n_generated + 2 > run.max_tokens for run in runs):
             return
@@ -243,8 +248,9 @@ class Engine:
             if token < 0:
                 self._finish(sequence, "error", no_finite_logits())
             else:
-                self._accept(chunk, Choice(token))
-        if not self._running:
+                sequence.n_computed += chunk.count
+                self._accept(sequence, Choice(token))
+        if not self._roster.running:
             self._flights.clear()
 
     def _settle(self) -> None:
@@ -264,58 +270,6 @@ class Engine:
         self._enqueue(compiled, chunks)
         return compiled.output(rows=rows)
 
-    def _admit(self) -> None:
-        """Let waiting sequences run, in turn, while there are slots and pages for them."""
-        while self._space.has_slot and (sequence := self._waiting.next(self._running)):
-            if self._is_refused(sequence):
-                return
-            try:
-                entered = self._space.enter(sequence)
-            except Exception as error:
-                self._finish(sequence, "error", error)
-                continue
-            if not entered:
-                self._refused = (sequence, self._space.n_left)
-                return
-            self._waiting.remove(sequence)
-            self._start(sequence)
-
-    def _is_refused(self, sequence: Sequence) -> bool:
-        """Whether it did not fit, and nothing has left since."""
-        return self._refused == (sequence, self._space.n_left)
-
-    def _may_admit(self) -> bool:
-        """Whether somebody waits who might fit."""
-        sequence = self._waiting.next(self._running)
-        return sequence is not None and not self._is_refused(sequence)
-
-    def _start(self, sequence: Sequence) -> None:
-        if not sequence.n_preempted:
-            sequence.n_cached = sequence.n_computed
-            sequence.started = perf_counter()
-            self.counters.cached_tokens += sequence.n_cached
-            self.counters.prefix_hits += sequence.n_cached > 0
-        sequence.state = State.PREFILLING
-        insort(self._running, sequence, key=lambda s: s.priority)
-
-    def _place(self, chunks: list[Chunk]) -> list[Chunk]:
-        """Find pages for every chunk; where there are none, the youngest sequences wait again."""
-        for chunk in chunks:
-            sequence = chunk.sequence
-            while sequence.slot >= 0 and not self._space.grow(sequence, chunk.start + chunk.count):
-                self._preempt(self._running[-1])
-        return [c for c in chunks if c.sequence.slot >= 0]
-
-    def _preempt(self, sequence: Sequence) -> None:
-        """Take a sequence's pages; it starts over with what it has, computed as it was."""
-        self._space.remember(sequence, sequence.n_computed)
-        self._leave(sequence)
-        sequence.state = State.WAITING
-        sequence.n_computed = 0
-        sequence.n_preempted += 1
-        self.counters.preemptions += 1
-        self._waiting.put_back(sequence)
-
     def _note(self, chunks: Seq[Chunk], seconds: float) -> None:
         n_single = sum(c.count for c in chunks if c.single)
         n_other = sum(c.count for c in chunks) - n_single
@@ -325,25 +279,39 @@ class Engine:
     def _advance(self, chunks: list[Chunk], logits: NDArray[np.float32], seconds: float) -> None:
         """Move every sequence past what was computed, and choose the next tokens."""
         self._note(chunks, seconds)
-        rows = iter(logits)
+        row = 0
         for chunk in chunks:
-            sequence = chunk.sequence
             if not chunk.single:
                 self.counters.prompt_tokens += chunk.count
-            if not chunk.wants_logits:
-                sequence.n_computed += chunk.count
-                continue
+            if n_wanted := chunk.n_wanted:  # choosing a token changes what the chunk wants
+                self._choose(chunk, logits[row : row + n_wanted])
+                row += n_wanted
+            else:
+                chunk.sequence.n_computed += chunk.count
+
+    def _choose(self, chunk: Chunk, logits: NDArray[np.float32]) -> None:
+        """Choose a chunk's next token, and more of them while they are those that were guessed."""
+        sequence = chunk.sequence
+        n_computed = sequence.n_computed + chunk.n_known
+        for guess, row in zip((*chunk.guesses, None), logits, strict=True):
             try:
-                choice = sequence.sampler.choose(next(rows), sequence.tokens)
+                choice = sequence.sampler.choose(row, sequence.tokens)
             except Exception as error:  # a constraint is the caller's code
                 self._finish(sequence, "error", error)
-                continue
-            self._accept(chunk, choice)
+                return
+            sequence.n_computed = n_computed
+            self._accept(sequence, choice)
+            if choice.token != guess or sequence.state is State.FINISHED:
+                break
+            n_computed += 1
+        if self._guesser is not None and chunk.guesses:
+            n_right = n_computed - chunk.start - chunk.n_known
+            self.counters.guessed_tokens += len(chunk.guesses)
+            self.counters.right_guesses += n_right
+            self._guesser.note(sequence, len(chunk.guesses), n_right)
 
-    def _accept(self, chunk: Chunk, choice: Choice) -> None:
-        """Take a sequence past a chunk that ended in a chosen token, and see whether it goes on."""
-        sequence = chunk.sequence
-        sequence.n_computed += chunk.count
+    def _accept(self, sequence: Sequence, choice: Choice) -> None:
+        """Append a chosen token, and see whether the sequence goes on."""
         if sequence.state is State.PREFILLING:
             sequence.state = State.DECODING
             self._space.remember(sequence, sequence.n_prompt // PAGE * PAGE)
@@ -369,20 +337,15 @@ class Engine:
         choice_event: Event | None = None,
     ) -> None:
         """End a sequence, keep its pages for others, and report it."""
-        if sequence.slot >= 0:
-            if reason != "error":
-                self._space.remember(sequence, sequence.n_computed)
-            self._leave(sequence)
-        else:
-            self._waiting.remove(sequence)
+        if sequence.slot >= 0 and reason != "error":
+            self._space.remember(sequence, sequence.n_computed)
+        self._roster.leave(sequence)
+        if self._guesser is not None:
+            self._guesser.forget(sequence)
         sequence.state = State.FINISHED
         sequence.finish_reason = reason
         sequence.ended = perf_counter()
         self._events.append((sequence, choice_event or Event(None, reason, error)))
-
-    def _leave(self, sequence: Sequence) -> None:
-        self._running.remove(sequence)
-        self._space.leave(sequence)
 
     # -- beside the steps -------------------------------------------------------------------
 
@@ -455,7 +418,16 @@ class Engine:
 
     def describe(self) -> dict[str, str]:
         """What runs the steps: for each backend that does, its device."""
-        return {name: self._backend(name).describe() for name in self._used_backends}
+        return self._states.describe()
+
+    def speculate(self, drafter: Drafter, most: int = 8) -> None:
+        """Let `drafter` guess at most so many tokens of a sequence; a step checks them at once.
+
+        What is generated stays the same, whatever is guessed: each guess is kept only if the
+        sampler chooses the same token at its place. Guesses take rows that sequences leave free.
+        """
+        self._settle()
+        self._guesser = Guesser(drafter, most)
 
     def watch(self, watcher: Watcher | None) -> None:
         """Let `watcher` run the steps, node by node, instead of the engine; None ends it."""
@@ -508,6 +480,8 @@ class Engine:
         if not self._closed:
             self._closed = True
             self._flights.clear()
+            if self._guesser is not None:
+                self._guesser.close()
             self._plans.clear()
             for device in self._devices:
                 device.backend.close()
@@ -521,7 +495,7 @@ class Engine:
     def _shape_of(self, chunks: list[Chunk], *, sampled: bool = False) -> StepShape:
         single = sum(c.count for c in chunks if c.single)
         other = sum(c.count for c in chunks if not c.single)
-        wanted = sum(c.wants_logits for c in chunks)
+        wanted = sum(c.n_wanted for c in chunks)
         return self.config.step_shape(
             bucket(single), bucket(other), max(1, bucket(wanted)), sampled=sampled
         )

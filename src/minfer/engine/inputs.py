@@ -51,12 +51,11 @@ def _fill_singles(
     for chunk in chunks:
         sequence = chunk.sequence
         for position in range(chunk.start, chunk.start + chunk.count):
-            ids.append(0 if chunk.ahead else sequence.tokens[position])
+            ids.append(0 if chunk.ahead else chunk.token(position))
             positions.append(position)
             cells.append(sequence.pages[position // PAGE] * PAGE + position % PAGE)
             seqs.append(sequence.slot)
-        if chunk.wants_logits:
-            wanted.append(len(ids) - 1)
+        wanted.extend(range(len(ids) - chunk.n_wanted, len(ids)))
     if ids:
         rows = slice(0, len(ids))
         inputs["token_ids"][rows] = ids

@@ -19,7 +19,7 @@ class KVStates:
     def __init__(self, plan: Plan) -> None:
         self.nbytes = 0
         self._states: dict[str, Backend] = {}
-        self._backends = [plan.backend(name) for name in plan.used]
+        self._backends = {name: plan.backend(name) for name in plan.used}
         for node in plan.graph.nodes:
             name = getattr(node.attrs, "state", None)
             if name is not None and name not in self._states:
@@ -27,9 +27,13 @@ class KVStates:
                 self.nbytes += backend.add_state(plan.graph.states[name])
                 self._states[name] = backend
 
+    def describe(self) -> dict[str, str]:
+        """For each backend, its device."""
+        return {name: backend.describe() for name, backend in self._backends.items()}
+
     def copy_page(self, source: int, target: int) -> None:
         """Copy a page of every state, ordered with the work on them."""
-        for backend in self._backends:
+        for backend in self._backends.values():
             backend.copy_pages([(source, target)])
 
     def read(self, pages: Sequence[int]) -> dict[str, list[bytes]]:
