@@ -11,8 +11,12 @@ DEVICE float exp2_of(float x) {  // 2^x within 2 ulp; exactly 1 at 0, exactly 0 
     return y;
 }
 
-// Cap a score that is already scaled, and bring it to base 2.
-DEVICE float capped(float score, float cap) { return cap * tanhf(score / cap) * LOG2E; }
+// Cap a score that is already scaled, and bring it to base 2: cap * tanh(score / cap) * log2(e), to
+// an absolute error of a few 1e-7 * cap, which is what counts in an exponent.
+DEVICE float capped(float score, float cap) {
+    float growth = exp2_of(2.0f * LOG2E / cap * score);  // e^(2 score / cap)
+    return cap * LOG2E * (1.0f - 2.0f / (1.0f + growth));
+}
 
 // Two signed bytes, `pair` 0 or 1 of a word, as halves times `scale`: exact up to the product.
 DEVICE f16x2 bytes_to_f16(u32 word, int pair, f16x2 scale) {

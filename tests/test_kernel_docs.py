@@ -1,0 +1,31 @@
+"""The examples in the pages on kernels are executed, and every kernel that has a page exists."""
+
+from __future__ import annotations
+
+import doctest
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+PAGES = sorted((ROOT / "docs" / "kernels").glob("*.md"))
+CUDA = ROOT / "src" / "minfer" / "backends" / "cuda"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
+def test_examples_are_right(page: Path) -> None:
+    failed, _ = doctest.testfile(str(page), module_relative=False, optionflags=doctest.FAIL_FAST)
+    assert failed == 0
+
+
+def test_the_online_softmax_is_worked_by_hand() -> None:
+    text = (ROOT / "docs" / "kernels" / "attention_prefill.md").read_text()
+    for number in ("4.7920", "1.7629", "8.2916", "1.6462", "5.037"):
+        assert number in text
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
+def test_sources_named_exist(page: Path) -> None:
+    for name in re.findall(r"`((?:ops|lib)/\w+\.cuh?)", page.read_text()):
+        assert (CUDA / name).exists(), f"{page.name} names {name}"
