@@ -1,7 +1,12 @@
 // The two paths: prepare activations together, then share the panels of all products.
+//
+// Single rows: each lane takes a contiguous range of panels, so that it streams one piece of memory.
+// Many rows: lanes take items from a common counter, so that one that is held up (another process
+// on its core) leaves its work to the others.
 
 #include "matmul.h"
 
+#include <atomic>
 #include <optional>
 
 #include "matmul_int8.h"
@@ -12,22 +17,31 @@ namespace minfer::MINFER_ISA {
 
 namespace {
 
-using Choose = Form (*)(Format);
+// What sets the two paths apart.
+struct Path {
+    Form (*form)(Format);
+    int panels;   // a lane takes at a time
+    bool shared;  // items come from a common counter
+};
 
-constexpr int kItemPanels = 2;  // panels a lane takes at a time when rows are many
+constexpr Path kSingle{single_form, 1, false};
+constexpr Path kMany{many_form, 2, true};
+constexpr int kMaxPanels = 2;
 
-// Where a call's scratch holds what: the tiles of each form in use, and room for every lane.
+// Where a call's scratch holds what: the counter of items, the tiles of each form in use, and room
+// for every lane.
 struct Scratch {
+    static constexpr int64_t kCounter = 64;
     int64_t tiles[kForms];  // offsets, -1 for forms not used
     int64_t rooms;
     int64_t room;  // bytes of a lane's
     int64_t bytes;
 
-    Scratch(const MatMul& m, Choose choose, int64_t n_rows, int lanes)
-        : room(round_up(4 * m.n_in, 64)), bytes(0) {
+    Scratch(const MatMul& m, const Path& path, int64_t n_rows, int lanes)
+        : room(round_up(4 * m.n_in, 64)), bytes(kCounter) {
         for (int f = 0; f < kForms; ++f) tiles[f] = -1;
         for (int i = 0; i < m.n_products; ++i) {
-            const Form form = choose(m.products[i].format);
+            const Form form = path.form(m.products[i].format);
             if (is_int8(form)) room = round_up(2 * expanded_bytes(m.n_in), 64);
             if (tiles[int(form)] >= 0) continue;
             tiles[int(form)] = bytes;
@@ -60,7 +74,7 @@ void prepare(const MatMul& m, const Scratch& scratch, int64_t first, int64_t row
 }
 
 struct Tile {
-    static constexpr int kColumns = kItemPanels * kPanel;
+    static constexpr int kColumns = kMaxPanels * kPanel;
     alignas(64) float y[kTileRows][kColumns];
 };
 
@@ -89,11 +103,11 @@ void finish(const Product& p, Gate gate, int64_t row, int rows, int64_t column, 
 class PanelProduct {
 public:
     // `room` takes the expanded weights of the forms that need them.
-    PanelProduct(const MatMul& m, Choose choose, const Scratch& scratch, const Product& p,
+    PanelProduct(const MatMul& m, const Path& path, const Scratch& scratch, const Product& p,
                  int64_t panel, int panels, uint8_t* room)
         : n_in_(m.n_in),
           format_(p.format),
-          form_(choose(p.format)),
+          form_(path.form(p.format)),
           tiles_(m.scratch + scratch.tile(form_, 0, m.n_in)),
           stride_(panel_bytes(p.format, m.n_in)),
           weights_(p.packed + panel * stride_),
@@ -148,66 +162,87 @@ private:
     const float* bias_;
 };
 
-// All products over prepared rows. Items of `width` panels of all products are one list, shared by
-// the lanes; for each item, every row tile: weights stay in the first caches while activations
-// stream by.
-void multiply(const MatMul& m, Choose choose, int width, const Scratch& scratch, int64_t first,
-              int64_t rows, const Lane& lane) {
-    const bool gated = m.gate != Gate::none;
+// One item of work: some panels of a product for rows [begin, end) of the call. The panels stay in
+// the first caches while activations stream by.
+void run_item(const MatMul& m, const Path& path, const Scratch& scratch, const Product& p,
+              int64_t panel, int64_t first, int64_t begin, int64_t end, const Lane& lane) {
     uint8_t* room = m.scratch + scratch.rooms + lane.index * scratch.room;
-    const auto items = [&](const Product& p) { return (panel_count(p.n_out) + width - 1) / width; };
-    int64_t total = 0;
-    for (int i = gated; i < m.n_products; ++i) total += items(m.products[i]);
-    Range share = lane.share(total);
-    for (int i = gated; i < m.n_products; ++i) {
-        const Product& p = m.products[i];
-        const int64_t end = share.end < items(p) ? share.end : items(p);
-        for (int64_t item = share.begin > 0 ? share.begin : 0; item < end; ++item) {
-            const int64_t panel = item * width;
-            const int64_t left = panel_count(p.n_out) - panel;
-            const int panels = left < width ? int(left) : width;
-            const PanelProduct product(m, choose, scratch, p, panel, panels, room);
-            std::optional<PanelProduct> gate;
-            if (gated) {
-                gate.emplace(m, choose, scratch, m.products[0], panel, panels,
-                             room + expanded_bytes(m.n_in));
-            }
-            for (int64_t row = 0; row < rows; row += kTileRows) {
-                const int n = rows - row < kTileRows ? int(rows - row) : kTileRows;
-                Tile tile, gates;
-                if (gate) gate->run(row / kTileRows, n, gates);
-                product.run(row / kTileRows, n, tile);
-                finish(p, m.gate, first + row, n, panel * kPanel, product.columns(), tile, gates);
-            }
-        }
-        share = {share.begin - items(p), share.end - items(p)};
+    const int64_t left = panel_count(p.n_out) - panel;
+    const int panels = left < path.panels ? int(left) : path.panels;
+    const PanelProduct product(m, path, scratch, p, panel, panels, room);
+    std::optional<PanelProduct> gate;
+    if (m.gate != Gate::none) {
+        gate.emplace(m, path, scratch, m.products[0], panel, panels,
+                     room + expanded_bytes(m.n_in));
+    }
+    for (int64_t row = begin; row < end; row += kTileRows) {
+        const int n = end - row < kTileRows ? int(end - row) : kTileRows;
+        Tile tile, gates;
+        if (gate) gate->run(row / kTileRows, n, gates);
+        product.run(row / kTileRows, n, tile);
+        finish(p, m.gate, first + row, n, panel * kPanel, product.columns(), tile, gates);
     }
 }
 
-void matmul(const MatMul& m, Choose choose, int width, int64_t first, int64_t rows,
-            const Lane& lane) {
-    const Scratch scratch(m, choose, rows, lane.count);
+// All products over prepared rows.
+void multiply(const MatMul& m, const Path& path, const Scratch& scratch, int64_t first,
+              int64_t rows, const Lane& lane) {
+    const int begin = m.gate != Gate::none ? 1 : 0;  // the gate is computed beside its product
+    const auto groups = [&](const Product& p) {
+        return (panel_count(p.n_out) + path.panels - 1) / path.panels;
+    };
+    int64_t total = 0;
+    for (int i = begin; i < m.n_products; ++i) total += groups(m.products[i]);
+    // Rows are split where there are too few groups of panels to go round, by no less than 64 rows.
+    int64_t splits = 1;
+    if (path.shared) {
+        const int64_t wanted = (4 * lane.count + total - 1) / total;
+        const int64_t most = rows / 64 > 1 ? rows / 64 : 1;
+        splits = wanted < most ? wanted : most;
+    }
+    const int64_t height = round_up((rows + splits - 1) / splits, kTileRows);
+
+    const std::atomic_ref<int64_t> counter(*reinterpret_cast<int64_t*>(m.scratch));
+    const Range share = lane.share(total);
+    int64_t own = share.begin;
+    const int64_t end = path.shared ? total * splits : share.end;
+    const auto next = [&] {
+        return path.shared ? counter.fetch_add(1, std::memory_order_relaxed) : own++;
+    };
+    for (int64_t item = next(); item < end; item = next()) {
+        const int64_t row = item % splits * height;
+        int64_t group = item / splits;
+        int i = begin;
+        while (group >= groups(m.products[i])) group -= groups(m.products[i++]);
+        run_item(m, path, scratch, m.products[i], group * path.panels, first, row,
+                 row + height < rows ? row + height : rows, lane);
+    }
+}
+
+void matmul(const MatMul& m, const Path& path, int64_t first, int64_t rows, const Lane& lane) {
+    const Scratch scratch(m, path, rows, lane.count);
+    if (lane.index == 0) *reinterpret_cast<int64_t*>(m.scratch) = 0;
     prepare(m, scratch, first, rows, lane);
     lane.sync();
-    multiply(m, choose, width, scratch, first, rows, lane);
+    multiply(m, path, scratch, first, rows, lane);
 }
 
 }  // namespace
 
 size_t single_scratch_bytes(const MatMul& m, int64_t rows, int lanes) {
-    return size_t(Scratch(m, single_form, rows, lanes).bytes);
+    return size_t(Scratch(m, kSingle, rows, lanes).bytes);
 }
 
 size_t many_scratch_bytes(const MatMul& m, int64_t rows, int lanes) {
-    return size_t(Scratch(m, many_form, rows, lanes).bytes);
+    return size_t(Scratch(m, kMany, rows, lanes).bytes);
 }
 
 void matmul_single(const MatMul& m, int64_t first, int64_t rows, const Lane& lane) {
-    matmul(m, single_form, 1, first, rows, lane);
+    matmul(m, kSingle, first, rows, lane);
 }
 
 void matmul_many(const MatMul& m, int64_t first, int64_t rows, const Lane& lane) {
-    matmul(m, many_form, kItemPanels, first, rows, lane);
+    matmul(m, kMany, first, rows, lane);
 }
 
 }  // namespace minfer::MINFER_ISA
