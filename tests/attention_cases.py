@@ -12,11 +12,11 @@ from typing import Any
 
 import numpy as np
 import op_reference as ref
-from backend_runner import poison, run
+from backend_runner import poison, run, weight
 from numpy.typing import NDArray
 
 from minfer.backends import Backend
-from minfer.dtypes import F16, F32, I32, DType
+from minfer.dtypes import F16, F32, I32, Q8_0, DType
 from minfer.graph import PAGE, AttentionAttrs, GraphBuilder, KVSpec
 
 Array = NDArray[Any]
@@ -89,8 +89,14 @@ class Heads:
         return q[seq.past : total] * self.size, k, v
 
 
-def attend(on: Backend, heads: Heads, seqs: tuple[Seq, ...], shuffle: int = 0) -> list[Array]:
-    """The new rows of every sequence; `shuffle` picks the order of pages."""
+def attend(
+    on: Backend, heads: Heads, seqs: tuple[Seq, ...], shuffle: int = 0, quantized: bool = False
+) -> list[Array]:
+    """The new rows of every sequence.
+
+    `shuffle` picks the order of pages. In a graph with `quantized` weights a backend may round in
+    attention, too; there is an embedding then, which nobody reads.
+    """
     pages = [-(-(s.past + s.new) // PAGE) for s in seqs]
     n_pages = sum(pages) + 2
     order = np.random.default_rng(shuffle).permutation(n_pages)
@@ -132,7 +138,8 @@ def attend(on: Backend, heads: Heads, seqs: tuple[Seq, ...], shuffle: int = 0) -
         "table": table,
         "counts": np.array([*real, 0], np.int32),
     }
-    b = GraphBuilder({}, {"kv": spec})
+    weights = {"w": weight("w", np.ones((64, 32)), Q8_0)} if quantized else {}
+    b = GraphBuilder({name: w.spec for name, w in weights.items()}, {"kv": spec})
     nodes = {
         name: b.input(name, x.shape, F32 if x.dtype == np.float32 else I32)
         for name, x in inputs.items()
@@ -147,7 +154,9 @@ def attend(on: Backend, heads: Heads, seqs: tuple[Seq, ...], shuffle: int = 0) -
         heads.attrs(places[0]),
         "attention",
     )
-    (out,) = run(on, b.build(y), inputs, {})
+    if quantized:
+        b.embed(nodes["seqs"], "w", "unread")
+    (out,) = run(on, b.build(y), inputs, weights)
     return [out[where[i]] for i in range(len(seqs))]
 
 

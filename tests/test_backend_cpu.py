@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
-from attention_cases import Heads, attend, decode, prefill
+from attention_cases import Heads, attend, decode, expected, prefill
 from backend_runner import backend, run, weight
 from op_cases import matmul, normal, relative_error, rng, rope_spec, specs, values
 
 from minfer.backends import Backend, Split, Weight, create_backend
 from minfer.backends.cpu import CpuBackend, available_isas
-from minfer.dtypes import BY_NAME, F16, F32, Q8_0
+from minfer.dtypes import BY_NAME, F16, F32, Q8_0, DType
 from minfer.errors import BackendError, ClosedError, OutOfMemoryError, UnsupportedError
 from minfer.graph import (
     AttentionAttrs,
@@ -63,6 +64,26 @@ def test_a_row_of_a_product_does_not_depend_on_its_batch(name: str, dtype: str) 
             x = case.inputs["x"][row : row + 1]
             (got,) = run(on, alone.graph, {"x": x}, case.weights)
             np.testing.assert_array_equal(got[0], together[row])
+
+
+@pytest.mark.parametrize("name", ISAS)
+@pytest.mark.parametrize("dtype", [F16, Q8_0], ids=str)
+@pytest.mark.parametrize("head_dim", [64, 80, 128])
+def test_attention_beside_quantized_weights(name: str, dtype: DType, head_dim: int) -> None:
+    """It may compute in bf16 then, as closely as that is, and as deaf to its neighbours."""
+    heads = Heads(6, 2, head_dim, dtype, window=90)
+    seqs = (*decode(70), *prefill((0, 81), (64, 33), (101, 2)))
+    with backend(name) as on:
+        together = attend(on, heads, seqs, quantized=True)
+    for seq, rows in zip(seqs, together, strict=True):
+        limit = 2e-2 if dtype is Q8_0 else 1e-3 if seq.single else 6e-3
+        assert relative_error(rows, expected(heads, seq)) <= limit
+        with backend(name, 3) as on:
+            (alone,) = attend(on, heads, (seq,), seq.key, quantized=True)
+        np.testing.assert_array_equal(rows, alone)
+    with backend(name) as on:
+        (rest,) = attend(on, heads, (replace(seqs[1], past=45, new=36),), quantized=True)
+    np.testing.assert_array_equal(rest, together[1][45:])
 
 
 # Fusion changes nothing

@@ -200,6 +200,7 @@ class Attention:
         scale: float,
         window: int,
         softcap: float,
+        rounded: bool,
     ) -> None: ...
     scratch: int
 

@@ -158,6 +158,8 @@ class _Lowering:
         self._values = values
         self._scratch = scratch
         self._layout = RowLayout.of(split.graph)
+        # The products of quantized weights cost more than bf16 attention does.
+        self._rounded = any(w.dtype.is_quantized for w in split.graph.weights.values())
         self._norms: dict[int, Node] = {}  # that became part of their readers
         self._tables: dict[tuple[int, RopeSpec], int] = {}
         self._projected: dict[tuple[int, int], tuple[int, int]] = {}
@@ -394,6 +396,7 @@ class _Lowering:
             scale=attrs.scale,
             window=attrs.window,
             softcap=attrs.softcap,
+            rounded=self._rounded,
         )
         # Single and other rows run side by side, in scratch of their own.
         single = _aligned(self._device.attention_single_scratch_bytes(args))

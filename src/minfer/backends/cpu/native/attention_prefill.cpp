@@ -82,8 +82,9 @@ struct F32 {
         }
     }
 
-    MINFER_FN static void weights(const float* s, float* p) {
-        for (int i = 0; i < kPage; i += kWidth) store(p + i, load(s + i));
+    MINFER_FN static vf weight(vf x, float* p) {
+        store(p, x);
+        return x;
     }
 
     template <int rows, int wide>
