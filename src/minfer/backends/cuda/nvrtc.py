@@ -62,8 +62,8 @@ def compile_source(name: str, source: str, options: Sequence[str]) -> tuple[byte
     try:
         encoded = [o.encode() for o in options]
         (status,) = library.nvrtcCompileProgram(program, len(encoded), encoded)
-        # NVRTC writes into the bytes themselves. An empty log is one zero, and bytes of length 1 are
-        # shared by the whole process: they must be that zero already.
+        # NVRTC writes into the bytes themselves. An empty log is one zero, and bytes of length 1
+        # are shared by the whole process: they must be that zero already.
         log = bytes(call(library.nvrtcGetProgramLogSize, program))
         call(library.nvrtcGetProgramLog, program, log)
         text = log.rstrip(b"\0 \n").decode(errors="replace")
