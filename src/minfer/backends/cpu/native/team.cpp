@@ -50,9 +50,11 @@ void relax() {
 }  // namespace
 
 void Barrier::wait() {
-    if (count_ == 1) return;
+    // Read before arriving: afterwards the others may go on to a job of another size.
+    const int count = count_;
+    if (count == 1) return;
     const uint32_t mine = generation_.load(std::memory_order_acquire);
-    if (arrived_.fetch_add(1, std::memory_order_acq_rel) + 1 == count_) {
+    if (arrived_.fetch_add(1, std::memory_order_acq_rel) + 1 == count) {
         arrived_.store(0, std::memory_order_relaxed);
         generation_.store(mine + 1, std::memory_order_seq_cst);
         if (sleepers_.load(std::memory_order_seq_cst) > 0) generation_.notify_all();
