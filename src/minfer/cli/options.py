@@ -117,6 +117,19 @@ class Loading:
             metavar="N",
         ),
     ] = None
+    draft: Annotated[
+        str | None,
+        _load(
+            "Guess tokens ahead, which saves steps and changes nothing: `lookup` from the text "
+            "itself, or the name of a smaller model of the same vocabulary.",
+            "--draft",
+            metavar="NAME",
+        ),
+    ] = None
+    n_draft: Annotated[
+        int | None,
+        _load("Tokens guessed at most; 8 by default.", "--draft-tokens", metavar="N"),
+    ] = None
 
 
 @dataclass(frozen=True)

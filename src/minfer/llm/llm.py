@@ -26,6 +26,7 @@ from minfer.errors import ClosedError, RequestError
 from minfer.gguf import open_gguf
 from minfer.hub import resolve
 from minfer.llm import session
+from minfer.llm.drafting import make_drafter
 from minfer.llm.loading import make_engine, model_info
 from minfer.llm.pieces import PieceMaker
 from minfer.llm.results import Completion, Piece
@@ -56,6 +57,9 @@ class LLM:
         max_sequences: requests that run at the same time.
         n_cells: tokens of KV cache for all of them together; 0 takes what all could fill, as far
             as memory allows.
+        draft: what guesses tokens ahead, which saves steps and changes nothing: `lookup` for the
+            text itself, or a smaller model of the same vocabulary.
+        n_draft: tokens it guesses at most.
         settings: everything else; read from the environment by default.
         progress: called as `progress(what, done, total)` while downloading and loading.
 
@@ -82,6 +86,8 @@ class LLM:
         gpu_layers: int | str | None = None,
         max_sequences: int = 8,
         n_cells: int | None = None,
+        draft: str | Path | None = None,
+        n_draft: int = 8,
         settings: Settings | None = None,
         progress: Progress | None = None,
     ) -> None:
@@ -110,6 +116,8 @@ class LLM:
                 max_sequences=max_sequences,
                 progress=None if progress is None else partial_progress(progress),
             )
+            if draft is not None:
+                self._speculate(draft, n_draft, settings, progress)
         except BaseException:
             self._file.close()
             raise
@@ -406,6 +414,28 @@ class LLM:
             ids = {t for text in DRY_BREAKERS for t in self.tokenize(text)}
             params = replace(params, dry_sequence_breakers=tuple(sorted(ids)))
         return params
+
+    def _speculate(
+        self, draft: str | Path, n_draft: int, settings: Settings, progress: Progress | None
+    ) -> None:
+        if n_draft < 1:
+            raise RequestError(
+                f"value {n_draft} is out of range; expected at least 1", where="n_draft"
+            )
+        sizes = self._engine.config
+        try:
+            drafter = make_drafter(
+                draft,
+                self._file,
+                settings,
+                n_ctx=sizes.n_ctx,
+                max_sequences=sizes.max_sequences,
+                progress=progress,
+            )
+        except BaseException:
+            self._engine.close()
+            raise
+        self._engine.speculate(drafter, n_draft)
 
     def _check_open(self) -> None:
         if self._closed:

@@ -65,6 +65,8 @@ _COUNTERS: tuple[tuple[str, str, Callable[[Counters], float]], ...] = (
     ("prompt_tokens_cached", "Prompt tokens found in the prefix cache.", lambda c: c.cached_tokens),
     ("prefix_hits", "Sequences that found their beginning cached.", lambda c: c.prefix_hits),
     ("generated_tokens", "Tokens generated.", lambda c: c.generated_tokens),
+    ("guessed_tokens", "Tokens guessed by speculation.", lambda c: c.guessed_tokens),
+    ("right_guesses", "Guessed tokens that were right.", lambda c: c.right_guesses),
     ("preemptions", "Times a sequence lost its pages.", lambda c: c.preemptions),
     ("engine_steps", "Steps computed.", lambda c: c.steps),
     ("prefill_seconds", "Seconds spent on prompts.", lambda c: c.prefill_seconds),
