@@ -19,9 +19,8 @@ def test_without_options_the_params_are_the_defaults() -> None:
 def test_every_option_fills_a_field() -> None:
     known = {field.name for field in fields(SamplingParams)}
     assert {field.name for field in fields(Sampling)} - known == {"greedy"}
-    assert {field.name for field in fields(Loading)} - {"n_ctx"} <= set(
-        Settings.__dataclass_fields__
-    )
+    own = {"n_ctx", "draft", "n_draft"}
+    assert {field.name for field in fields(Loading)} - own <= set(Settings.__dataclass_fields__)
 
 
 def test_special_values() -> None:
