@@ -1,6 +1,7 @@
 // The two paths: prepare activations together, then share the panels of all products.
 //
-// Single rows: each lane takes a contiguous range of panels, so that it streams one piece of memory.
+// Single rows: each lane takes a contiguous range of panels, so that it streams one piece of
+// memory.
 // Many rows: lanes take items from a common counter, so that one that is held up (another process
 // on its core) leaves its work to the others.
 

@@ -1,7 +1,7 @@
 // Matrix products y = x W^T with weights in any GGUF type: the door of this folder's matmul files.
 //
-//   pack        a GGUF matrix -> panels of 16 outputs (matmul_layout.h), about as large as the file's
-//   matmul      rows of x -> rows of y: [RMS norm], quantize x once, multiply by up to three
+//   pack        a GGUF matrix -> panels of 16 outputs (matmul_layout.h), about as large as the
+//   file's matmul      rows of x -> rows of y: [RMS norm], quantize x once, multiply by up to three
 //               matrices that share it, [bias, residual, gated product]
 //   dequantize  rows of a GGUF matrix -> f32, bit for bit as `minfer.gguf` does (embeddings)
 //
@@ -10,7 +10,8 @@
 // speed. `many` is for prefill: the fastest arithmetic whose error a model does not notice
 // (`many_form` in matmul.cpp says which for each type and instruction set). Within a path
 // every output element is computed by one lane in one order, whatever the other rows and the number
-// of lanes: results are bitwise equal. Weights that are plain numbers are multiplied in f32 on both.
+// of lanes: results are bitwise equal. Weights that are plain numbers are multiplied in f32 on
+// both.
 //
 // Not here: which rows are real, threads, memory. The caller gives addresses and row ranges.
 #pragma once

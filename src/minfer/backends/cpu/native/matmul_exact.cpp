@@ -42,7 +42,8 @@ MINFER_FN void add_group(const PanelReader<F>& panel, int chunk, const uint8_t* 
         if constexpr (kWidth == 8) forget_loads();  // AVX2 has 16 registers, all in use
     });
     const vf scale = panel.scale(group);
-    unroll<R>([&](auto r) MINFER_LAMBDA { acc[r] = fma(scale, to_float(dots[r].total()), acc[r]); });
+    unroll<R>([&](auto r)
+                  MINFER_LAMBDA { acc[r] = fma(scale, to_float(dots[r].total()), acc[r]); });
     if constexpr (t.minimum) {
         const vf minimum = panel.minimum(group);
         unroll<R>([&](auto r) MINFER_LAMBDA {

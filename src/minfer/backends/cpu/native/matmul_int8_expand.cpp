@@ -48,7 +48,8 @@ MINFER_FN void read_codes(const PanelReader<F>& panel, int chunk, vb (&codes)[8]
 }
 
 template <Format F>
-void expand(int64_t n_in, const uint8_t* panel, uint8_t* codes_out, float* scales, float* minimums) {
+void expand(int64_t n_in, const uint8_t* panel, uint8_t* codes_out, float* scales,
+            float* minimums) {
     constexpr Traits t = traits(F);
     constexpr int n = points(many_form(F));
     // Rotated codes are taken about their middle, so that they and their transform fit a byte.

@@ -11,8 +11,8 @@
 //             and to inputs i mod 4. With t = 0..7 the four inputs 4t..4t+3:
 //               8 bits  plane t
 //               nibbles (4, 5, 6 bits) plane t mod 4, low half for t < 4, high half for the rest
-//               pairs   (2, 3 bits: the low two; 6 bits: the high two) plane t / 4, bits 2 (t mod 4)
-//               bits    (3, 5 bits: the highest) one plane, bit t
+//               pairs   (2, 3 bits: the low two; 6 bits: the high two) plane t / 4, bits 2 (t mod
+//               4) bits    (3, 5 bits: the highest) one plane, bit t
 //             in the order nibbles, pairs, bits
 //
 // so a plane is a register whose 32-bit lanes are the columns: what an integer dot product wants,

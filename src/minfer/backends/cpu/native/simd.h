@@ -21,12 +21,13 @@
 //
 //   vb                         4 kWidth bytes: four of each 32-bit lane
 //   load_bytes store_bytes set1_bytes   as said; repeat16 repeats 16 bytes
-//   shift_bytes<N>             right by N bits, left by -N; neighbours' bits may come in: mask after
-//   lookup(table, index)       16-entry table, the same in every 16 bytes
-//   load_u8 load_i8            kWidth bytes as int32, as floats
-//   store_exact, ExactDot      activations of 16 bits, and dot products of bytes with them
+//   shift_bytes<N>             right by N bits, left by -N; neighbours' bits may come in: mask
+//   after lookup(table, index)       16-entry table, the same in every 16 bytes load_u8 load_i8
+//   kWidth bytes as int32, as floats store_exact, ExactDot      activations of 16 bits, and dot
+//   products of bytes with them
 //
-// and this file builds on them what is the same for all: exp, tanh, silu, gelu, f16 scalars, RMS, unroll.
+// and this file builds on them what is the same for all: exp, tanh, silu, gelu, f16 scalars, RMS,
+// unroll.
 #pragma once
 
 #include <cstdint>

@@ -1,7 +1,7 @@
 // What becomes of a finished sum: a row's factor, then bias and residual, or the gated product.
 //
-// Columns are packed rows of the weight (`quant.cuh`); in a GATED weight, 8 of gate and 8 of up alternate,
-// so the up of gate column n is n + 8, and their product is output n / 16 * 8 + n % 8.
+// Columns are packed rows of the weight (`quant.cuh`); in a GATED weight, 8 of gate and 8 of up
+// alternate, so the up of gate column n is n + 8, and their product is output n / 16 * 8 + n % 8.
 #include "lib/act.cuh"
 
 constexpr int PLAIN_OUT = 0, GATED_SILU = 1, GATED_GELU = 2;

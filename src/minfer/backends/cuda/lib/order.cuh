@@ -1,9 +1,9 @@
 // The order in which the single-row kernels add: what makes their results equal bit for bit.
 //
-// The K of a product is cut into parts of so many pieces of 256. A part is one chain of tensor-core products
-// over ascending k into f32 accumulators that start at 0. Parts are added in order into a section of
-// so many parts, sections in order into the result. Any kernel that follows this, on whatever blocks
-// and warps, whatever other rows it computes beside, gives the same bits.
+// The K of a product is cut into parts of so many pieces of 256. A part is one chain of tensor-core
+// products over ascending k into f32 accumulators that start at 0. Parts are added in order into a
+// section of so many parts, sections in order into the result. Any kernel that follows this, on
+// whatever blocks and warps, whatever other rows it computes beside, gives the same bits.
 #include "lib/base.cuh"
 #include "lib/mma.cuh"
 
@@ -25,8 +25,8 @@ struct Sum {
     DEVICE float total() const { return sections + section; }
 };
 
-// Two products: 8 weights of each of a lane's two rows (`Strip::expand<Q>`) with vector Q of a lane's
-// share of 8 columns of activations (`act.cuh`).
+// Two products: 8 weights of each of a lane's two rows (`Strip::expand<Q>`) with vector Q of a
+// lane's share of 8 columns of activations (`act.cuh`).
 DEVICE void multiply(float (&acc)[4], const u32 (&w)[2][4], uint4 x) {
     mma_f16(acc, w[0][0], w[1][0], w[0][1], w[1][1], x.x, x.y);
     mma_f16(acc, w[0][2], w[1][2], w[0][3], w[1][3], x.z, x.w);

@@ -6,7 +6,8 @@
 
 DEVICE u32 shared_address(const void* p) { return (u32)__cvta_generic_to_shared(p); }
 
-// A vector of shared memory; keeps its place among products, so that few are in registers at a time.
+// A vector of shared memory; keeps its place among products, so that few are in registers at a
+// time.
 DEVICE uint4 load_shared16(u32 address) {
     uint4 v;
     asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
@@ -52,7 +53,9 @@ DEVICE void barrier_wait(u64* barrier, u32 parity) {
 
 #if __CUDA_ARCH__ >= 900
 // Makes freshly initialised barriers visible to the copy engine; before the block's first barrier.
-DEVICE void barrier_init_fence() { asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); }
+DEVICE void barrier_init_fence() {
+    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+}
 
 // One arrival that also announces `bytes` to come.
 DEVICE void barrier_expect(u64* barrier, u32 bytes) {
@@ -130,7 +133,8 @@ DEVICE void bulk_copy_once(void* to, const void* from, u32 bytes, u64* barrier) 
 
 // 16 bytes; `bytes` < 16 reads fewer and fills with zeros.
 DEVICE void copy16_async(void* to, const void* from, int bytes = 16) {
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(to)), "l"(from),
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(to)),
+                 "l"(from),
                  "r"(bytes)
                  : "memory");
 }
@@ -158,7 +162,7 @@ DEVICE void warp_copy(u8* to, const u8* from, u32 bytes, u64* barrier, int lane)
 }
 #endif
 
-// ---- a ring of slots that one warp fills and empties ---------------------------------------------
+// ---- a ring of slots that one warp fills and empties --------------------------------------------
 // Call `issue` once for each slot, then in turn `wait`, read, `__syncwarp`, `issue` for slot `at`,
 // `advance`. A warp that has no more to copy still calls `issue`, with 0 bytes.
 template <int SLOTS, int SLOT_BYTES>

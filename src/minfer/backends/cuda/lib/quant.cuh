@@ -1,11 +1,12 @@
 // Weights as the matmul kernels read them: blocks of 16 rows, in planes that expand to f16 in
 // registers. How a GGUF block becomes one is `quant_gguf.cuh` and `ops/matmul_pack.cu`.
 //
-// BLOCK. 16 rows x F::BLOCK (128 or 256) weights of each, contiguous. Blocks follow each other along
-// a row tile, tiles along the matrix: [tile][block]. Lane (g, t) = (lane / 4, lane % 4) of a warp
-// owns, of every 128 weights ("strip"), weights 32t..32t+31 of rows g and g + 8: what it expands is
-// its share of the A operand of eight m16n8k16 products (`mma.cuh`), with K permuted the same way in
-// the activations. Everything a lane reads is one aligned vector, and a warp's vectors are adjacent.
+// BLOCK. 16 rows x F::BLOCK (128 or 256) weights of each, contiguous. Blocks follow each other
+// along a row tile, tiles along the matrix: [tile][block]. Lane (g, t) = (lane / 4, lane % 4) of a
+// warp owns, of every 128 weights ("strip"), weights 32t..32t+31 of rows g and g + 8: what it
+// expands is its share of the A operand of eight m16n8k16 products (`mma.cuh`), with K permuted the
+// same way in the activations. Everything a lane reads is one aligned vector, and a warp's vectors
+// are adjacent.
 //
 // Planes of a block, in this order (S strips; a "word" is 32 bits; a code is a weight's integer):
 //   main    4 bits: [s][row half][lane] 4 words.  8 bits: [s][row half][half strip][lane] 4 words.
@@ -15,11 +16,11 @@
 // Word J of a row's strip holds weights 8J..8J+7 (4 bits) as pairs i = 0..3: weight 8J+2i in nibble
 // i, weight 8J+2i+1 in nibble i+4, so that a mask leaves two codes in the low bits of two halves.
 //
-// NUMBERS. A code in the low bits of a half is the subnormal code * 2^-24, which one fma2 turns into
-// code * scale + minimum, rounded once. Scales are therefore stored times 2^24 (or 2^20 for codes
-// four bits up), and rows are normalised by a power of two so that this fits: the largest
-// |scale|, |minimum| / 16 of a row lies in [2^-10, 2^-9); a plain row's largest |weight| in [1/2, 1).
-// A row's outputs are multiplied by its factor at the end, exactly.
+// NUMBERS. A code in the low bits of a half is the subnormal code * 2^-24, which one fma2 turns
+// into code * scale + minimum, rounded once. Scales are therefore stored times 2^24 (or 2^20 for
+// codes four bits up), and rows are normalised by a power of two so that this fits: the largest
+// |scale|, |minimum| / 16 of a row lies in [2^-10, 2^-9); a plain row's largest |weight| in [1/2,
+// 1). A row's outputs are multiplied by its factor at the end, exactly.
 #include "lib/base.cuh"
 
 enum class Scales {
@@ -27,10 +28,11 @@ enum class Scales {
     HALF,      // a half a group: [s][lane] (row g, row g+8)
     HALF_MIN,  // scale and minimum halves: [s][lane] (scale, min of row g, scale, min of row g+8)
     STEP,      // a byte (+128) a group times a half d a block. Groups of 16: [s][lane] bytes (row g
-               // group 0, 1, row g+8 group 0, 1); of 32: [lane][s] (row g, row g+8). d: [g][row half]
+               // group 0, 1, row g+8 group 0, 1); of 32: [lane][s] (row g, row g+8). d: [g][row
+               // half]
     STEP_MIN,  // two unsigned steps a group times (d, -dmin * 2^10). Groups of 32: [s][lane] bytes
-               // (step, min of row g, of row g+8); of 16: [s][lane] bytes (step | min << 4) as STEP.
-               // d: [g][row half] two halves
+               // (step, min of row g, of row g+8); of 16: [s][lane] bytes (step | min << 4) as
+               // STEP. d: [g][row half] two halves
 };
 
 // The types. MAIN + EXTRA: bits of a code in the two planes. ZERO: the code that stands for 0.

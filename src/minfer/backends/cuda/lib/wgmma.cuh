@@ -1,8 +1,10 @@
-// Warpgroup matrix products (sm_90a): both operands in shared memory, f32 accumulators in registers.
+// Warpgroup matrix products (sm_90a): both operands in shared memory, f32 accumulators in
+// registers.
 //
-// Operands are rows of K-major halves, 128 bytes of K a row in the 128-byte swizzle, tiles 1024-byte
-// aligned (`act.cuh`, chunked). D [64][N] by thread: warp w of the four has rows 16w..16w+15, and lane
-// (g, t): d[4j], d[4j+1] = (row g, columns 8j + 2t, +1), d[4j+2], d[4j+3] = the same of row g+8.
+// Operands are rows of K-major halves, 128 bytes of K a row in the 128-byte swizzle, tiles
+// 1024-byte aligned (`act.cuh`, chunked). D [64][N] by thread: warp w of the four has rows
+// 16w..16w+15, and lane (g, t): d[4j], d[4j+1] = (row g, columns 8j + 2t, +1), d[4j+2], d[4j+3] =
+// the same of row g+8.
 #include "lib/base.cuh"
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
@@ -32,7 +34,7 @@ template <int N>
 struct Wgmma;
 
 #define OUT8(i)                                                                                  \
-    "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3]), "+f"(d[i + 4]), "+f"(d[i + 5]),      \
+    "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3]), "+f"(d[i + 4]), "+f"(d[i + 5]),    \
         "+f"(d[i + 6]), "+f"(d[i + 7])
 
 template <>
@@ -47,8 +49,9 @@ struct Wgmma<256> {
         "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63, "
         "%64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, "
         "%80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95, "
-        "%96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111, "
-        "%112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127}, "
+        "%96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, "
+        "%111, %112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, "
+        "%125, %126, %127}, "
         "%128, %129, p, 1, 1, 0, 0; }"
         : OUT8(0),
           OUT8(8),
@@ -82,7 +85,8 @@ struct Wgmma<224> {
         "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63, "
         "%64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, "
         "%80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95, "
-        "%96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111}, "
+        "%96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, "
+        "%111}, "
         "%112, %113, p, 1, 1, 0, 0; }"
         : OUT8(0),
           OUT8(8),

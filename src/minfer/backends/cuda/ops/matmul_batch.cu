@@ -1,13 +1,13 @@
 // y = W x for 9 to 64 rows of x at a time: weights expand in registers once, for all of them.
 //
-// What: as `matmul_vec.cu`, with the same bits; then for SPLIT the sums of parts (1) or of sections (2)
-//   of K go to `partial`, and `matmul_batch_finish` adds them and writes the outputs.
+// What: as `matmul_vec.cu`, with the same bits; then for SPLIT the sums of parts (1) or of sections
+//   (2) of K go to `partial`, and `matmul_batch_finish` adds them and writes the outputs.
 // Layouts: W as there; x chunked halves (`lib/act.cuh`) of COLUMNS rows; out f32 [rows][stride];
 //   partial f32 [part or section][COLUMNS][n_tiles * 16].
-// Who: a block is WARPS x TILES row tiles by a range of parts (all without SPLIT), and each warp TILES
-//   of its tiles by all COLUMNS rows of x. A warp streams its weights through a ring of its own; one
-//   more warp streams x through a ring that all share. Column g of a product is row (g / 2 + 4 (g & 1))
-//   of its eight: so neighbouring lanes read x without bank conflicts.
+// Who: a block is WARPS x TILES row tiles by a range of parts (all without SPLIT), and each warp
+//   TILES of its tiles by all COLUMNS rows of x. A warp streams its weights through a ring of its
+//   own; one more warp streams x through a ring that all share. Column g of a product is row (g / 2
+//   + 4 (g & 1)) of its eight: so neighbouring lanes read x without bank conflicts.
 // Floor: bytes of W over memory bandwidth up to ~40 rows, then the rate of mma.sync.
 // Limits: K a multiple of 8; TILES 2 needs an even number of tiles in every weight but the last.
 // Numerics: `lib/order.cuh`.
@@ -74,10 +74,12 @@ struct Multiply {
 
 KERNEL __launch_bounds__(THREADS, 1)
 matmul_batch(const u8* w0, const u8* w1, const u8* w2, const float* factor, const u8* x,
-             const float* bias, const float* residual, float* out, float* partial, int k, int tiles0,
+             const float* bias, const float* residual, float* out, float* partial, int k,
+             int tiles0,
              int tiles1, int tiles2, int stride, int rows, int parts_a_block) {
     extern __shared__ __align__(1024) u8 shared[];
-    int n_strips = (k + 127) / 128, n_pieces = (k + 255) / 256, n_parts = (n_pieces + PART - 1) / PART;
+    int n_strips = (k + 127) / 128, n_pieces = (k + 255) / 256;
+    int n_parts = (n_pieces + PART - 1) / PART;
     int first1 = tiles0, first2 = tiles0 + tiles1, n_tiles = first2 + tiles2;
     int first_part = blockIdx.y * parts_a_block;
     int end_part = min(first_part + parts_a_block, n_parts);

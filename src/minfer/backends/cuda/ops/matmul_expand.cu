@@ -1,7 +1,7 @@
 // Makes the operands of the many-rows product: halves in the chunked layout of `lib/act.cuh`.
 //
-// What: matmul_expand writes the f16 values of a packed weight (normalised rows), matmul_act those of
-//   f32 activations times 2^-ACT_SHIFT.
+// What: matmul_expand writes the f16 values of a packed weight (normalised rows), matmul_act those
+//   of f32 activations times 2^-ACT_SHIFT.
 // Layouts: packed [tile][block] -> chunked rows first_row.. of n_rows; x f32 [rows][K] -> chunked.
 // Who: expand: a warp a strip of 16 rows x 128 weights. act: a thread 8 values.
 // Floor: bytes. expand of gate and up of a 7B layer, q4_K: 76 MB read, 272 MB written, 77 us.

@@ -1,19 +1,19 @@
 // y = x W^T for many rows on Hopper's warpgroup tensor cores.
 //
-// What: out[m][n] = factor[n] * sum_k x[m][k] W[n][k] (+ bias[n]) (+ residual[m][n]), or act(gate) * up
-//   where W's rows are 8 of gate and 8 of up in turn.
-// Layouts: x and W chunked halves (`lib/act.cuh`), x padded to whole tiles of 128 * CLUSTER rows, W to
-//   n_rows a multiple of 16; out f32 [m][stride].
-// Who: a block a multiprocessor, tiles of 128 x TILE_N in turn, those of the same weights side by side.
-//   The blocks of a cluster have neighbouring rows of x and the same weights: each fetches its share of
-//   the weights for all. Thread 0 of the third warpgroup copies 64 of K at a time into a ring of STAGES; two warpgroups multiply 64 x TILE_N
-//   each, and write from registers.
+// What: out[m][n] = factor[n] * sum_k x[m][k] W[n][k] (+ bias[n]) (+ residual[m][n]), or act(gate)
+//   * up where W's rows are 8 of gate and 8 of up in turn.
+// Layouts: x and W chunked halves (`lib/act.cuh`), x padded to whole tiles of 128 * CLUSTER rows, W
+//   to n_rows a multiple of 16; out f32 [m][stride].
+// Who: a block a multiprocessor, tiles of 128 x TILE_N in turn, those of the same weights side by
+//   side. The blocks of a cluster have neighbouring rows of x and the same weights: each fetches
+//   its share of the weights for all. Thread 0 of the third warpgroup copies 64 of K at a time into
+//   a ring of STAGES; two warpgroups multiply 64 x TILE_N each, and write from registers.
 // Floor: 2 m n k operations at ~990 TFLOP/s dense; operands stream from L2.
 // Limits: sm_90a; TILE_N one of 128, 192, 224, 256; stride even.
 // Numerics: f32 accumulators over ascending chunks of K.
-// Versions: 1 (2026-11), with expansion and activations, 7B at 2048 rows: QKV 152 us, gate and up 1085,
-//   down 526. 2: may share weights in a cluster; two blocks gave QKV 200, down 663, in a build whose
-//   expansion had changed too, so the cause is open: the default stays one.
+// Versions: 1 (2026-11), with expansion and activations, 7B at 2048 rows: QKV 152 us, gate and up
+//   1085, down 526. 2: may share weights in a cluster; two blocks gave QKV 200, down 663, in a
+//   build whose expansion had changed too, so the cause is open: the default stays one.
 #include "lib/epilogue.cuh"
 #include "lib/pipeline.cuh"
 #include "lib/wgmma.cuh"
@@ -62,7 +62,8 @@ matmul_gemm_sm90(const u8* x, const u8* w, const float* factor, const float* bia
             int at = 0;
             u32 parity = 1;
             for (int tile = first; tile < n_tiles; tile += step) {
-                int row = (tile % tiles_m * CLUSTER + rank) * TILE_M, column = tile / tiles_m * TILE_N;
+                int row = (tile % tiles_m * CLUSTER + rank) * TILE_M;
+                int column = tile / tiles_m * TILE_N;
                 u32 there = min(TILE_N, n_rows - column);
                 int mine = column + rank * SHARE;
                 u32 share = max(0, min(SHARE, (int)there - rank * SHARE)) * 128;

@@ -1,11 +1,11 @@
 // Repacks a weight matrix from its GGUF bytes into the planes of `lib/quant.cuh`, once, at load.
 //
 // What: matmul_pack_rows finds each row's power of two; matmul_pack writes the blocks.
-// Layouts: source [n_rows][row bytes] as the file has it; target [tile][block]; factor f32 [tiles*16]
-//   is what a row's outputs are multiplied by: 2^-e of the row, times 2^ACT_SHIFT of the activations.
-//   Row h*8 + g of tile i is source row i*rows_a_tile + (h - first_half)*8 + g: a lone matrix fills
-//   both halves (rows_a_tile 16, first_half 0), a pair (gate, up) fills one half each (8; 0 and 1).
-//   Rows past n_rows and weights past n_cols are zero.
+// Layouts: source [n_rows][row bytes] as the file has it; target [tile][block]; factor f32
+//   [tiles*16] is what a row's outputs are multiplied by: 2^-e of the row, times 2^ACT_SHIFT of the
+//   activations. Row h*8 + g of tile i is source row i*rows_a_tile + (h - first_half)*8 + g: a lone
+//   matrix fills both halves (rows_a_tile 16, first_half 0), a pair (gate, up) fills one half each
+//   (8; 0 and 1). Rows past n_rows and weights past n_cols are zero.
 // Who: rows: a warp a row. pack: a thread a strip of 32 weights of one row; grid.y is the tile.
 // Floor: reads the file's bytes, writes as many: 4.7 GB take about 3 ms at 3 TB/s. Byte loads make
 //   it arithmetic-bound instead; loading is bound by the copy to the device all the same.
@@ -114,7 +114,8 @@ DEVICE void pack_strip(u8* block, const u8* at, bool real, int k0, int n_cols, f
         if constexpr (F::MAIN == 2 || F::EXTRA == 2) {
             // q2_K: the code; q3_K: its upper two bits; q6_K: bits 4 and 5
             constexpr int shift = F::MAIN == 4 ? 4 : F::EXTRA;
-            u32* out = (u32*)(block + (F::MAIN == 2 ? 0 : P::EXTRA_AT)) + ((s * 32 + lane) * 2 + h) * 2;
+            u32* plane = (u32*)(block + (F::MAIN == 2 ? 0 : P::EXTRA_AT));
+            u32* out = plane + ((s * 32 + lane) * 2 + h) * 2;
 #pragma unroll
             for (int H = 0; H < 2; H++) {
                 u32 word = 0;

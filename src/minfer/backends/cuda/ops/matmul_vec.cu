@@ -1,24 +1,27 @@
 // y = W x for few rows of x, at the speed W streams from memory.
 //
-// What: out[r][n] = factor[n] * sum_k W[n][k] x[r][k] (+ bias[n]) (+ residual[r][n]) for r < ROWS, or
-//   act(gate row) * up row. Up to three weights of one input, side by side in the output.
-// Layouts: W blocks of `lib/quant.cuh`, [tile][block]; factor f32 [all tiles * 16]; x f32 [rows][K];
-//   out f32 [rows][stride]. Gated: rows 0-7 of a tile are gate, 8-15 up rows of the same 8 outputs.
-// Who: a block owns row tiles b, b + gridDim, ...; the K of a tile is cut into parts, and items (tile,
-//   two parts) go round to the WARPS warps. A warp streams its items, 256 of K of both parts at a time,
-//   through a ring of its own, expands them in registers and multiplies on the tensor cores, both parts
-//   at once to hide latency: W is the A operand, x the B operand, a column a row of x. It leaves the
-//   parts' sums in shared memory. One more warp adds the parts of a finished tile and writes the
-//   outputs. The rings start before the wait for the previous kernel: weights never change.
+// What: out[r][n] = factor[n] * sum_k W[n][k] x[r][k] (+ bias[n]) (+ residual[r][n]) for r < ROWS,
+//   or act(gate row) * up row. Up to three weights of one input, side by side in the output.
+// Layouts: W blocks of `lib/quant.cuh`, [tile][block]; factor f32 [all tiles * 16]; x f32
+//   [rows][K]; out f32 [rows][stride]. Gated: rows 0-7 of a tile are gate, 8-15 up rows of the same
+//   8 outputs.
+// Who: a block owns row tiles b, b + gridDim, ...; the K of a tile is cut into parts, and items
+//   (tile, two parts) go round to the WARPS warps. A warp streams its items, 256 of K of both parts
+//   at a time, through a ring of its own, expands them in registers and multiplies on the tensor
+//   cores, both parts at once to hide latency: W is the A operand, x the B operand, a column a row
+//   of x. It leaves the parts' sums in shared memory. One more warp adds the parts of a finished
+//   tile and writes the outputs. The rings start before the wait for the previous kernel: weights
+//   never change.
 // Floor: bytes of W over memory bandwidth. Arithmetic takes about 1.7 lane instructions a weight
 //   (q4_K), of 4.4 that a memory-bound multiprocessor has.
 // Limits: K a multiple of 8; ROWS <= 8, and x in halves beside the rings in shared memory.
 // Numerics: halves of W and x, f32 sums in the order of `lib/order.cuh`: `matmul_batch` gives the
 //   same bits, and so does any number of rows, blocks and warps.
-// Versions: 1 (2026-11) tensor cores, warp rings, programmatic launch: the products of a 7B token 2.53
-//   ms, though its kernels, each repeated alone, add up to 1.78. 2: two parts at once. 3: everything of a
-//   shape at run time and loops left rolled, so that one small kernel of a type serves all shapes: the
-//   difference is taken for 30 KB of instructions fetched anew at each change of kernel. Not timed yet.
+// Versions: 1 (2026-11) tensor cores, warp rings, programmatic launch: the products of a 7B token
+//   2.53 ms, though its kernels, each repeated alone, add up to 1.78. 2: two parts at once. 3:
+//   everything of a shape at run time and loops left rolled, so that one small kernel of a type
+//   serves all shapes: the difference is taken for 30 KB of instructions fetched anew at each
+//   change of kernel. Not timed yet.
 #include "lib/epilogue.cuh"
 #include "lib/mma.cuh"
 #include "lib/order.cuh"
@@ -64,8 +67,8 @@ struct Cursor {
     DEVICE int piece(const Shape& s, int which) const { return (part + which) * s.part + step; }
 };
 
-// Adds the products of a step: two strips of each part. Where a strip is missing, at the end of K or
-// because there is no second part, any other stands in: x is zero there, or the sum is not used.
+// Adds the products of a step: two strips of each part. Where a strip is missing, at the end of K
+// or because there is no second part, any other stands in: x is zero there, or the sum is not used.
 struct Multiply {
     const u8 *first, *second;  // the pieces
     int last_first, last_second;  // their last strips
