@@ -32,16 +32,39 @@ struct Block {
 }
 
 // 16 bytes of nibbles -> 32 codes: the low halves come first.
-[[gnu::always_inline]] inline void unpack_nibbles(const uint8_t* q, uint8_t* codes) {
-    for (int i = 0; i < 16; ++i) {
-        codes[i] = q[i] & 15;
-        codes[16 + i] = q[i] >> 4;
+[[gnu::always_inline]] inline void unpack_nibbles(const uint8_t* p, uint8_t* codes) {
+    // Eight at a time: compilers make byte loops of this length scalar.
+    for (int i = 0; i < 16; i += 8) {
+        uint64_t q;
+        std::memcpy(&q, p + i, sizeof q);
+        const uint64_t low = q & 0x0f0f0f0f0f0f0f0f, high = q >> 4 & 0x0f0f0f0f0f0f0f0f;
+        std::memcpy(codes + i, &low, sizeof low);
+        std::memcpy(codes + 16 + i, &high, sizeof high);
+    }
+}
+
+// 64 bytes of bit pairs -> 256 codes (Q2_K, Q3_K): of each 32 bytes, the lowest pairs come first.
+[[gnu::always_inline]] inline void unpack_pairs(const uint8_t* p, uint8_t* codes) {
+    uint8_t q[64];  // a copy: what is written does not overlap it
+    std::memcpy(q, p, sizeof q);
+    for (int half = 0; half < 2; ++half) {
+        for (int pair = 0; pair < 4; ++pair, codes += 32) {
+            for (int i = 0; i < 32; ++i) codes[i] = q[32 * half + i] >> (2 * pair) & 3;
+        }
     }
 }
 
 // Bit i of `bits` is the fifth bit of code i.
 [[gnu::always_inline]] inline void add_fifth_bits(uint32_t bits, uint8_t* codes) {
-    for (int i = 0; i < 32; ++i) codes[i] |= uint8_t((bits >> i & 1) << 4);
+    for (int i = 0; i < 32; i += 8) {
+        // Copies of eight bits, one kept in each byte, moved to bit 7, then to bit 4.
+        const uint64_t spread = (bits >> i & 255) * 0x0101010101010101 & 0x8040201008040201;
+        const uint64_t fifth = (spread + 0x7f7f7f7f7f7f7f7f) >> 3 & 0x1010101010101010;
+        uint64_t q;
+        std::memcpy(&q, codes + i, sizeof q);
+        q |= fifth;
+        std::memcpy(codes + i, &q, sizeof q);
+    }
 }
 
 // The twelve bytes that hold eight 6-bit scales and eight 6-bit minimums (Q4_K, Q5_K).
@@ -79,27 +102,26 @@ template <Format F>
         b.scale = p[0];
         unpack_nibbles(p + 1, b.codes);
     } else if constexpr (F == Format::Q2_K) {
-        const uint8_t* q = p + 16;
         for (int i = 0; i < 16; ++i) {
             b.scales[i] = int8_t(p[i] & 15);
             b.minimums[i] = p[i] >> 4;
         }
-        for (int i = 0; i < 256; ++i) {
-            b.codes[i] = q[i / 128 * 32 + i % 32] >> (i % 128 / 32 * 2) & 3;
-        }
+        unpack_pairs(p + 16, b.codes);
         b.scale = read_u16(p + 80);
         b.minimum = read_u16(p + 82);
     } else if constexpr (F == Format::Q3_K) {
-        const uint8_t* high = p;
-        const uint8_t* q = p + 32;
         const uint8_t* s = p + 96;
         for (int i = 0; i < 16; ++i) {
             const int low = s[i % 8] >> (i / 8 * 4) & 15;
             b.scales[i] = int8_t((low | (s[8 + i % 4] >> (i / 4 * 2) & 3) << 4) - 32);
         }
-        for (int i = 0; i < 256; ++i) {
-            const int low = q[i / 128 * 32 + i % 32] >> (i % 128 / 32 * 2) & 3;
-            b.codes[i] = uint8_t(low | (high[i % 32] >> (i / 32) & 1) << 2);
+        unpack_pairs(p + 32, b.codes);
+        uint8_t high[32];
+        std::memcpy(high, p, sizeof high);
+        for (int bit = 0; bit < 8; ++bit) {
+            for (int i = 0; i < 32; ++i) {
+                b.codes[32 * bit + i] |= uint8_t((high[i] >> bit & 1) << 2);
+            }
         }
         b.scale = read_u16(p + 108);
     } else if constexpr (F == Format::Q4_K || F == Format::Q5_K) {
