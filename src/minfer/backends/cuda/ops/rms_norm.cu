@@ -10,15 +10,16 @@
 #include "lib/heads.cuh"
 
 constexpr int PER_THREAD = (WIDTH + THREADS - 1) / THREADS;
+constexpr bool AHEAD = PER_THREAD <= 8;  // weights are fetched before the kernel before ends
 
 KERNEL __launch_bounds__(THREADS)
     rms_norm(const float* x, const float* weight, float* y, float eps) {
     __shared__ float scratch[THREADS / WARP];
     pdl_launch();
     int t = threadIdx.x;
-    float w[PER_THREAD];
+    float w[AHEAD ? PER_THREAD : 1];
 #pragma unroll
-    for (int i = 0; i < PER_THREAD; i++) {
+    for (int i = 0; AHEAD && i < PER_THREAD; i++) {
         int e = i * THREADS + t;
         w[i] = e < WIDTH ? weight[e] : 0.0f;
     }
@@ -35,7 +36,9 @@ KERNEL __launch_bounds__(THREADS)
 #pragma unroll
     for (int i = 0; i < PER_THREAD; i++) {
         int e = i * THREADS + t;
-        if (e < WIDTH) y[(i64)blockIdx.x * WIDTH + e] = __fmul_rn(__fmul_rn(v[i], scale), w[i]);
+        if (e < WIDTH)
+            y[(i64)blockIdx.x * WIDTH + e] =
+                __fmul_rn(__fmul_rn(v[i], scale), AHEAD ? w[i] : weight[e]);
     }
 }
 
