@@ -172,7 +172,7 @@ void work(const AttentionArgs& a, const Item& item, const Keys& ahead, int64_t h
     }
 
     // Tiles are taken together where few heads leave accumulators unused.
-    constexpr int kTogether = heads * kParts <= 2 ? 4 : heads * kParts <= 4 ? 2 : 1;
+    constexpr int kTogether = heads * kParts > 4 ? 1 : heads <= 2 && kParts == 1 ? 4 : 2;
     const int64_t tile_bytes = a.kv.block_bytes() / (kPage / kTile);
     const int64_t last = (keys.end + kTile - 1) / kTile;
     for (int64_t t = keys.begin / kTile; t < last;) {
