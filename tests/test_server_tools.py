@@ -136,6 +136,16 @@ def test_a_call_that_must_come(client: openai.OpenAI, choice: Any) -> None:
     assert json.loads(arguments)["days"] in (1, 2, 3)
 
 
+def test_a_strict_function_is_held_to_its_schema_when_it_is_called(client: openai.OpenAI) -> None:
+    strict: Any = {"type": "function", "function": {**WEATHER["function"], "strict": True}}
+    for seed in range(4):
+        found = whole(client, tools=[strict], seed=seed, max_tokens=300, logit_bias={"123": 30})
+        for name, arguments in found["calls"]:  # bare JSON: a bias for `{` makes it call
+            assert name == "get_weather"
+            assert set(json.loads(arguments)) == {"unit", "days"}
+    assert found["calls"]
+
+
 def test_the_result_of_a_call_goes_back(client: openai.OpenAI) -> None:
     call = {"id": "1", "type": "function", "function": {"name": "get_weather", "arguments": "{}"}}
     messages: list[Any] = [

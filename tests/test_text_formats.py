@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import numpy as np
 import pytest
 from test_text_grammar import follow
 from text_vocabularies import real_tokenizer
@@ -112,6 +113,48 @@ def test_an_answer_or_a_call(compiler: GrammarCompiler, vocabulary: Tokenizer) -
         matcher = make()
         for token in vocabulary.encode(begun, add_bos=False):
             matcher.accept(token)
+
+
+def written(compiler: GrammarCompiler, vocabulary: Tokenizer, form: Form, template: str) -> Any:
+    """Tells whether a text may be written in a form, and may end there."""
+    make = compile_form(compiler, form, template=template, reasoning=None, prompt="")
+
+    def check(text: str) -> bool:
+        matcher = make()
+        ids = vocabulary.encode(text, add_bos=False)
+        if matcher.allowed(ids) < len(ids):
+            return False
+        for token in ids:
+            matcher.accept(token)
+        logits = np.zeros(vocabulary.n_vocab, np.float32)
+        matcher.mask(logits)
+        return bool(np.isfinite(logits[list(vocabulary.stop_ids)]).any())
+
+    return check
+
+
+CALLS = {
+    "<tool_call>": '<tool_call>\n{"name": "look", "arguments": %s}\n</tool_call>',
+    "[TOOL_CALLS]": '[TOOL_CALLS][{"name": "look", "arguments": %s}]',
+    "no marks": '{"name": "look", "parameters": %s}',
+}
+
+
+@pytest.mark.parametrize("template", CALLS)
+def test_free_text_whose_calls_are_held_to_their_schemas(
+    compiler: GrammarCompiler, vocabulary: Tokenizer, template: str
+) -> None:
+    strict = {**TOOLS[0], "function": {**TOOLS[0]["function"], "strict": True}}
+    check = written(compiler, vocabulary, Form(tools=[strict, TOOLS[1]], free=True), template)
+    call = CALLS[template]
+    before = "" if template == "no marks" else "Let me see. "
+    assert check("Hello <there>, 1 < 2 and <tool_ca")
+    assert check("")
+    assert check(before + call % '{"where": "up"}')
+    assert not check(before + call % '{"where": "left"}')
+    assert not check(before + call.replace("look", "steal") % "{}")
+    assert check(call.replace("look", "add") % '{"any": "thing"}')  # it is not strict
+    assert not check(call % '{"where": "up"}' + " and more")
 
 
 def test_tools_that_cannot_be_held_to_are_refused_by_name(compiler: GrammarCompiler) -> None:

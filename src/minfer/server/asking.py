@@ -88,6 +88,12 @@ def asked_form(body: ChatRequest, tools: list[dict[str, Any]]) -> Form | None:
         return Form(tools=tools, several=several)
     if answer is not None:
         return Form(answer, tools, several=several)
+    if tools and any(tool.function.strict for tool in body.tools):
+        strict = [
+            {**plain, "function": {**plain["function"], "strict": tool.function.strict}}
+            for plain, tool in zip(tools, body.tools, strict=True)
+        ]
+        return Form(tools=strict, several=several, free=True)
     return None
 
 

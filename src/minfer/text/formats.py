@@ -6,6 +6,7 @@ tags, markup of calls).
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -54,12 +55,15 @@ class Form:
         answer: the grammar of its content.
         tools: functions it must call, as OpenAI describes them; beside an answer it may.
         several: whether it may be several calls.
+        free: whether it may be anything, with calls where it likes: only calls are held to then,
+            and of their arguments those of functions that are `strict`.
         where: what to call the tools in errors.
     """
 
     answer: Grammar | None = None
     tools: Sequence[Mapping[str, Any]] = ()
     several: bool = True
+    free: bool = False
     where: str = "tools"
 
 
@@ -91,12 +95,16 @@ def compile_form(
         for index, tool in enumerate(form.tools):
             function = tool.get("function", tool)
             parameters = function.get("parameters") or {"type": "object", "properties": {}}
+            if form.free and not function.get("strict"):
+                parameters = {"type": "object"}
             where = f"{form.where}[{index}].function.parameters"
             compiler.check(Grammar("json_schema", parameters, where))
             schema = _call_schema(function["name"], parameters, markup.arguments)
             grammars[f"call{index}"] = Grammar("json_schema", schema, where)
-        rules += _call_rules(compiler, markup, len(form.tools), several=form.several)
-        ways.append("calls")
+        rules += _call_rules(
+            compiler, markup, len(form.tools), several=form.several, free=form.free
+        )
+        ways.append("free" if form.free else "calls")
     if form.answer is not None:
         grammars["answer"] = form.answer
         ways.append("@answer")
@@ -132,17 +140,32 @@ def _call_schema(name: str, parameters: Mapping[str, Any], key: str) -> dict[str
 
 
 def _call_rules(
-    compiler: GrammarCompiler, markup: CallMarkup, n_tools: int, *, several: bool
+    compiler: GrammarCompiler, markup: CallMarkup, n_tools: int, *, several: bool, free: bool
 ) -> list[str]:
-    call = " | ".join(f"@call{index}" for index in range(n_tools))
-    begin = compiler.token(markup.begin) if markup.begin else ""
+    """Rules for `calls`, or for `free`: text that may turn into calls."""
+    rules = ["call: " + " | ".join(f"@call{index}" for index in range(n_tools))]
+    if not markup.begin:
+        if free:
+            rules += ["free: call | TEXT", r"TEXT: /([ \t\n\r]*[^{ \t\n\r](.|\n)*)?/"]
+        return [*rules, "calls: call"]
+    begin = compiler.token(markup.begin)
     end = compiler.token(markup.end) if markup.end else ""
-    rules = [f"call: {call}"]
     if markup.in_list:
         more = '("," call)*' if several else ""
-        return [*rules, f'calls: {begin} "[" call {more} "]" {end}']
-    if not begin:
-        return [*rules, "calls: call"]
-    one = f'{begin} "\\n" call "\\n" {end}'
-    more = f'("\\n" {one})*' if several else ""
-    return [*rules, f"calls: {one} {more}"]
+        body = f'"[" call {more} "]" {end}'
+    else:
+        body = f'"\\n" call "\\n" {end}'
+        if several:
+            body += f' ("\\n" {begin} {body})*'
+    if not free:
+        rules.append(f"calls: {begin} {body}")
+    elif begin.startswith("<["):  # text has no control tokens, so the mark ends it
+        rules += [f"free: TEXT | TEXT {begin} {body}", f"TEXT: {ANYTHING}"]
+    else:
+        mark = re.escape(markup.begin)
+        rules += [
+            f"free: TEXT | before {body}",
+            f"before[suffix={begin}]: {ANYTHING}",
+            rf"TEXT: {ANYTHING} & ~/(.|\n)*{mark}(.|\n)*/",
+        ]
+    return rules
