@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from math import prod
 from time import perf_counter
 
 import numpy as np
@@ -108,8 +109,8 @@ class CpuBackend:
         self, offset: int, shape: tuple[int, ...], dtype: np.dtype[np.generic]
     ) -> NDArray[np.generic]:
         """Copy out of the arena."""
-        nbytes = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
-        return self._bytes[offset : offset + nbytes].copy().view(dtype).reshape(shape)
+        nbytes = prod(shape) * dtype.itemsize
+        return self._bytes[offset : offset + nbytes].view(dtype).reshape(shape).copy()
 
     def fetch(
         self, offset: int, shape: tuple[int, ...], dtype: np.dtype[np.generic]
