@@ -49,8 +49,9 @@ struct Item {
 
 int64_t max_chunks(const AttentionArgs& a) { return (a.max_pages * kPage + kChunk - 1) / kChunk; }
 
+// What a part leaves. Parts come first, so that short sequences touch little of the scratch.
 float* partial(const AttentionArgs& a, int64_t row, int64_t head, int64_t chunk) {
-    const int64_t index = (row * a.n_heads + head) * max_chunks(a) + chunk;
+    const int64_t index = (chunk * a.rows.single_places + row) * a.n_heads + head;
     return reinterpret_cast<float*>(a.scratch) + index * (a.kv.head_dim + 2);
 }
 
@@ -189,7 +190,7 @@ void work(const AttentionArgs& a, const Item& item, const Keys& ahead, int64_t h
     }
 
     float* out = partial(a, item.row, head, item.chunk);
-    const int64_t out_stride = max_chunks(a) * (head_dim + 2);
+    const int64_t out_stride = head_dim + 2;
     for (int h = 0; h < heads; ++h) {
         const Softmax r = softmax(s + h * kChunk, keys.begin, keys.end, a.softcap);
         out[h * out_stride + head_dim] = r.maximum;

@@ -133,8 +133,10 @@ public:
         } else {
             const TileKernel kernel = form_ == Form::exact ? exact_kernel(format_, rows)
                                                            : numbers_kernel(format_, rows);
+            const int64_t ahead = t == 0 ? kAhead : 0;  // the first tile finds the panel in memory
             for (int i = 0; i < panels_; ++i) {
-                kernel(weights_ + i * stride_, n_in_, tile, out.y[0] + i * kPanel, Tile::kColumns);
+                kernel(weights_ + i * stride_, ahead, n_in_, tile, out.y[0] + i * kPanel,
+                       Tile::kColumns);
             }
         }
         for (int r = 0; bias_ && r < rows; ++r) {

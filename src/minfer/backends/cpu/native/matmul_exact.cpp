@@ -54,7 +54,8 @@ MINFER_FN void add_group(const PanelReader<F>& panel, int chunk, const uint8_t* 
 }
 
 template <Format F, int R>
-void multiply(const uint8_t* panel, int64_t n_in, const uint8_t* tile, float* out, int64_t stride) {
+void multiply(const uint8_t* panel, int64_t ahead, int64_t n_in, const uint8_t* tile, float* out,
+              int64_t stride) {
     constexpr Traits t = traits(F);
     constexpr int together = parts_at_once(R);
     const ExactTile a(tile, n_in, R);
@@ -65,7 +66,7 @@ void multiply(const uint8_t* panel, int64_t n_in, const uint8_t* tile, float* ou
         unroll<together * R>([&](auto i) MINFER_LAMBDA { acc[i / R][i % R] = set1(0.0f); });
         const uint8_t* block = panel;
         for (int64_t i = 0; i < n_in / t.block; ++i, block += BlockLayout(t).bytes) {
-            prefetch(block, BlockLayout(t).bytes);
+            prefetch(block + ahead, BlockLayout(t).bytes);
             for (int chunk = 0; chunk < t.block / 32; ++chunk, data += R * 64, sums += R * 2) {
                 unroll<together>([&](auto part) MINFER_LAMBDA {
                     const PanelReader<F> reader{block, first + part};

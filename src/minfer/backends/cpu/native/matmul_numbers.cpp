@@ -21,7 +21,7 @@ MINFER_FN vf load_weights(const uint8_t* panel, int64_t i) {
 }
 
 template <Format F, int R>
-void multiply(const uint8_t* panel, int64_t n_in, const uint8_t* tile, float* out,
+void multiply(const uint8_t* panel, int64_t ahead, int64_t n_in, const uint8_t* tile, float* out,
               int64_t stride) {
     // Two independent sums hide the latency of one row; sets with more parts have enough already.
     constexpr int chains = kParts == 1 ? 2 : 1;
@@ -41,7 +41,7 @@ void multiply(const uint8_t* panel, int64_t n_in, const uint8_t* tile, float* ou
     int64_t k = 0;
     constexpr int step_bytes = chains * kPanel * traits(F).bytes;
     for (; k + chains <= n_in; k += chains) {
-        prefetch(panel + k * kPanel * traits(F).bytes, step_bytes);
+        prefetch(panel + k * kPanel * traits(F).bytes + ahead, step_bytes);
         unroll<chains>([&](auto chain) MINFER_LAMBDA { step(k + chain, chain); });
     }
     if (k < n_in) step(k, std::integral_constant<int, 0>{});
