@@ -20,6 +20,14 @@ DEVICE void wgmma_wait() {
     asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(PENDING) : "memory");
 }
 
+// After the last wait, before accumulators are read: nothing else tells the compiler that the wait
+// changes them, and it may read them too early.
+template <int N>
+DEVICE void settle_sums(float (&d)[N]) {
+#pragma unroll
+    for (int i = 0; i < N; i++) asm volatile("" : "+f"(d[i])::"memory");
+}
+
 template <int N>
 DEVICE void set_registers_up() {
     asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(N));

@@ -113,6 +113,7 @@ matmul_gemm_sm90(const u8* x, const u8* w, const float* factor, const float* bia
                 if (++at == STAGES) at = 0, parity ^= 1;
             }
             wgmma_wait<0>();
+            settle_sums(d);
             release(previous);
 
 #pragma unroll
