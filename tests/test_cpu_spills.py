@@ -71,7 +71,9 @@ def test_the_search_finds_a_spill() -> None:
 @pytest.mark.skipif(COMPILER is None, reason="there is no g++")
 @pytest.mark.skipif(platform.machine() not in ("x86_64", "AMD64"), reason="looks at x86 code")
 @pytest.mark.parametrize("isa", ["avx2", "avx512"])
-@pytest.mark.parametrize("file", ["matmul_exact", "matmul_int8_gemm", "matmul_numbers"])
+@pytest.mark.parametrize(
+    "file", ["matmul_exact", "matmul_exact_gemm", "matmul_int8_gemm", "matmul_numbers"]
+)
 def test_products_stay_in_registers(file: str, isa: str, tmp_path: Path) -> None:
     out = tmp_path / "out.s"
     subprocess.run(

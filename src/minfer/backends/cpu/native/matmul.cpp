@@ -29,6 +29,23 @@ constexpr Path kSingle{single_form, 1, false};
 constexpr Path kMany{many_form, 2, true};
 constexpr int kMaxPanels = 2;
 
+// Whether a product expands its panels first: always for the int8 forms, and in the path for many
+// rows where that takes less than it saves.
+constexpr int64_t kExpandRows = 16;
+constexpr bool expands(const Path& path, Form form) {
+    return is_int8(form) || (!kHasInt8 && path.shared && form == Form::exact);
+}
+
+// Bytes of the expanded panels of one product.
+int64_t product_room(const Path& path, Form form, int64_t n_in) {
+    if (!expands(path, form)) return 0;
+    if constexpr (kHasInt8) {
+        return round_up(expanded_bytes(n_in), 64);
+    } else {
+        return path.panels * round_up(expanded_exact_bytes(n_in), 64);
+    }
+}
+
 // Where a call's scratch holds what: the counter of items, the tiles of each form in use, and room
 // for every lane.
 struct Scratch {
@@ -43,7 +60,8 @@ struct Scratch {
         for (int f = 0; f < kForms; ++f) tiles[f] = -1;
         for (int i = 0; i < m.n_products; ++i) {
             const Form form = path.form(m.products[i].format);
-            if (is_int8(form)) room = round_up(2 * expanded_bytes(m.n_in), 64);
+            const int64_t expanded = 2 * product_room(path, form, m.n_in);
+            if (expanded > room) room = expanded;
             if (tiles[int(form)] >= 0) continue;
             tiles[int(form)] = bytes;
             bytes += tiles_bytes(form, m.n_in, n_rows);
@@ -105,7 +123,7 @@ class PanelProduct {
 public:
     // `room` takes the expanded weights of the forms that need them.
     PanelProduct(const MatMul& m, const Path& path, const Scratch& scratch, const Product& p,
-                 int64_t panel, int panels, uint8_t* room)
+                 int64_t panel, int panels, int64_t rows, uint8_t* room)
         : n_in_(m.n_in),
           format_(p.format),
           form_(path.form(p.format)),
@@ -115,21 +133,27 @@ public:
           panels_(panels),
           columns_(int(p.n_out - panel * kPanel < panels * kPanel ? p.n_out - panel * kPanel
                                                                   : panels * kPanel)),
-          bias_(p.bias ? p.bias + panel * kPanel : nullptr) {
+          bias_(p.bias ? p.bias + panel * kPanel : nullptr),
+          expanded_(expands(path, form_) && (is_int8(form_) || rows >= kExpandRows)) {
+        if (!expanded_) return;
         if constexpr (kHasInt8) {
-            if (is_int8(form_)) {
-                expand_pair(format_, n_in_, weights_, stride_, panels, room);
-                weights_ = room;
+            expand_pair(format_, n_in_, weights_, stride_, panels, room);
+        } else {
+            const int64_t stride = round_up(expanded_exact_bytes(n_in_), 64);
+            for (int i = 0; i < panels; ++i) {
+                expand_exact(format_, n_in_, weights_ + i * stride_, room + i * stride);
             }
+            stride_ = stride;
         }
+        weights_ = room;
     }
 
     int columns() const { return columns_; }
 
     void run(int64_t t, int rows, Tile& out) const {
         const uint8_t* tile = tiles_ + t * tile_bytes(form_, n_in_, kTileRows);
-        if (is_int8(form_)) {
-            run_int8(tile, rows, out);
+        if (expanded_) {
+            run_expanded(tile, rows, out);
         } else {
             const TileKernel kernel = form_ == Form::exact ? exact_kernel(format_, rows)
                                                            : numbers_kernel(format_, rows);
@@ -145,11 +169,16 @@ public:
     }
 
 private:
-    void run_int8(const uint8_t* tile, int rows, Tile& out) const {
+    void run_expanded(const uint8_t* tile, int rows, Tile& out) const {
         if constexpr (kHasInt8) {
             for (int r = 0; r < rows; r += kInt8Rows) {
                 multiply_int8(format_, n_in_, weights_, tile, out.y[r], Tile::kColumns);
                 tile += tile_bytes(form_, n_in_, kInt8Rows);
+            }
+        } else {
+            for (int i = 0; i < panels_; ++i) {
+                multiply_expanded(format_, n_in_, weights_ + i * stride_, tile, rows,
+                                  out.y[0] + i * kPanel, Tile::kColumns);
             }
         }
     }
@@ -163,6 +192,7 @@ private:
     int panels_;
     int columns_;
     const float* bias_;
+    bool expanded_;
 };
 
 // One item of work: some panels of a product for rows [begin, end) of the call. The panels stay in
@@ -172,11 +202,11 @@ void run_item(const MatMul& m, const Path& path, const Scratch& scratch, const P
     uint8_t* room = m.scratch + scratch.rooms + lane.index * scratch.room;
     const int64_t left = panel_count(p.n_out) - panel;
     const int panels = left < path.panels ? int(left) : path.panels;
-    const PanelProduct product(m, path, scratch, p, panel, panels, room);
+    const PanelProduct product(m, path, scratch, p, panel, panels, end - begin, room);
     std::optional<PanelProduct> gate;
     if (m.gate != Gate::none) {
-        gate.emplace(m, path, scratch, m.products[0], panel, panels,
-                     room + expanded_bytes(m.n_in));
+        gate.emplace(m, path, scratch, m.products[0], panel, panels, end - begin,
+                     room + scratch.room / 2);
     }
     for (int64_t row = begin; row < end; row += kTileRows) {
         const int n = end - row < kTileRows ? int(end - row) : kTileRows;

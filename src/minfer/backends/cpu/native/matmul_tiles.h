@@ -102,6 +102,13 @@ using TileKernel = void (*)(const uint8_t* panel, int64_t ahead, int64_t n_in, c
 TileKernel exact_kernel(Format format, int rows);
 TileKernel numbers_kernel(Format format, int rows);
 
+// The exact form for many rows where there is no int8 path: the same results from a panel expanded
+// once for all row tiles (64-byte aligned).
+int64_t expanded_exact_bytes(int64_t n_in);
+void expand_exact(Format format, int64_t n_in, const uint8_t* panel, uint8_t* expanded);
+void multiply_expanded(Format format, int64_t n_in, const uint8_t* expanded, const uint8_t* tile,
+                       int rows, float* out, int64_t stride);
+
 // The kernel for `rows` rows among K<1>::run, ..., K<kTileRows>::run.
 template <template <int> typename K>
 TileKernel kernel_of(int rows) {
