@@ -69,9 +69,9 @@ constexpr int64_t tiles_bytes(Form form, int64_t n_in, int64_t rows) {
            tile_bytes(form, n_in, rows % kTileRows);
 }
 
-// How far ahead of its reading a panel that comes from memory is asked for, bytes. With several rows
-// the processor's own prefetcher falls behind: on Zen 5, 8 rows of Q4_1 stream at 15 GB/s with this
-// and 7 without. Panels in the caches are better left alone (0): it would push out activations.
+// How far ahead of its reading a panel that comes from memory is asked for, bytes. With several
+// rows the processor's own prefetcher falls behind: on Zen 5, 8 rows of Q4_1 stream at 15 GB/s with
+// this and at 7 without. Panels in the caches are left alone (0): it would push out activations.
 constexpr int64_t kAhead = 12288;
 
 MINFER_FN void prefetch(const uint8_t* from, int bytes) {
