@@ -17,6 +17,11 @@ from minfer.backends.cpu import _native
 from minfer.dtypes import F32
 from minfer.gguf import dequantize
 
+PANEL = 16
+"""Outputs that are packed together; panels follow one another."""
+PIECE_BYTES = 16 << 20
+"""Bytes of a matrix that are packed before their pages go back to the file."""
+
 
 @dataclass(frozen=True, slots=True)
 class Matrix:
@@ -52,9 +57,16 @@ class WeightStore:
         format_ = _native.Format[weight.spec.dtype.name]
         nbytes = device.packed_bytes(format_, n_in, n_out)
         address = self._pool.take(nbytes)
-        device.pack(format_, n_in, n_out, weight.data, address)
-        if _is_mapped(weight.data):
-            _native.drop_file_pages(weight.data)
+        mapped = _is_mapped(weight.data)
+        row_bytes = weight.data.size // n_out
+        step = max(PANEL, PIECE_BYTES // row_bytes // PANEL * PANEL)
+        for row in range(0, n_out, step):
+            rows = min(step, n_out - row)
+            piece = weight.data[row * row_bytes : (row + rows) * row_bytes]
+            target = address + device.packed_bytes(format_, n_in, row)
+            device.pack(format_, n_in, rows, piece, target)
+            if mapped:
+                _native.drop_file_pages(piece)
         self._matrices[weight.name] = (source, Matrix(format_, n_in, n_out, address))
         return nbytes
 
