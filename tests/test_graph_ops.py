@@ -12,6 +12,7 @@ from minfer.dtypes import F32, I32
 from minfer.errors import GraphError
 from minfer.graph import (
     OPS,
+    SAMPLING_COLUMNS,
     AttentionAttrs,
     Attrs,
     EmbedAttrs,
@@ -70,6 +71,7 @@ GOOD = [
     ("mul", (X, X), (), Attrs(), (ROWS, WIDTH)),
     ("scale", (X,), (), ScaleAttrs(2.0), (ROWS, WIDTH)),
     ("softcap", (X,), (), SoftcapAttrs(30.0), (ROWS, WIDTH)),
+    ("sample", (X, ((ROWS, SAMPLING_COLUMNS), F32)), (), Attrs(), (ROWS,)),
     ("rows", (X, AT_SHORT), (), Attrs(), (ROWS - 1, WIDTH)),
     ("fused_ffn", (X,), ("square", "square"), FusedFFNAttrs("silu", 1), (ROWS, WIDTH)),
     ("fused_qkv", (X, AT, AT), ("square", "narrow", "narrow"), QKV, (ROWS, WIDTH)),
@@ -119,6 +121,7 @@ BAD = [
     ("mul", (X, WHOLE), (), Attrs(), "expected f32"),
     ("scale", (AT,), (), ScaleAttrs(2.0), "expected f32"),
     ("softcap", (AT,), (), SoftcapAttrs(2.0), "expected f32"),
+    ("sample", (X, X), (), Attrs(), "sampling has shape"),
     ("rows", (X, AT_FLOAT), (), Attrs(), "expected i32"),
     ("rows", (AT, AT), (), Attrs(), "expected f32"),
     ("fused_ffn", (X,), ("square", "narrow"), FusedFFNAttrs("silu", 1), "have widths"),
