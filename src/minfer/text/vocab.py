@@ -143,7 +143,19 @@ def _strings(meta: Mapping[str, Any], key: str) -> list[str]:
         raise _wrong_type(key, value, "an array of strings")
     if not value:
         raise TokenizerError("is empty", where=_PREFIX + key)
+    at = next((at for at, text in enumerate(value) if not _is_utf8(text)), None)
+    if at is not None:
+        raise TokenizerError(
+            f"entry {at} is {value[at].encode('utf-8', 'surrogateescape')!r}, which is not UTF-8",
+            where=_PREFIX + key,
+            remedy="The file is damaged or was converted wrongly; fetch or convert it again",
+        )
     return value
+
+
+def _is_utf8(text: str) -> bool:
+    """Whether a string from an array, where the reader escapes stray bytes, has none."""
+    return text.isascii() or not any("\ud800" <= char <= "\udfff" for char in text)
 
 
 def _array(meta: Mapping[str, Any], key: str, n_vocab: int) -> npt.NDArray[Any] | None:
