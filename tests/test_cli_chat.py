@@ -137,3 +137,11 @@ def test_ctrl_c_keeps_what_was_said(
     talk(monkeypatch, "hello\nmore\n/stats\n")
     assert asked(llm)[-1] == turns("hello", "half an answer", "more")
     assert capsys.readouterr().out == "half an answer\nwhole\n"
+
+
+def test_an_answer_without_text_is_a_turn_too(
+    llm: FakeLLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    llm.answers = iter([[], ["whole"]])
+    talk(monkeypatch, "hello\nmore\n")
+    assert asked(llm)[-1] == turns("hello", "", "more")

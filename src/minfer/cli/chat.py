@@ -101,8 +101,8 @@ class Conversation:
             say(f"error: {error}")
             return
         self._last = outcome
-        if outcome.text:
-            self.messages.append({"role": "assistant", "content": outcome.text})
+        # Even an empty answer takes its turn: many templates refuse two user turns in a row.
+        self.messages.append({"role": "assistant", "content": outcome.text})
 
     def _command(self, name: str, argument: str) -> None:
         if name in COMMANDS:
