@@ -13,6 +13,17 @@ from minfer.measure import commit, cpu_name
 FOLDER = Path(__file__).parent / "results"
 
 
+def command() -> str:
+    """How this was run; of files only their names, since folders are one machine's."""
+    words = [f"{key}{sep}{Path(value).name}" for key, sep, value in map(_parted, sys.argv[1:])]
+    return " ".join(["python -m bench." + Path(sys.argv[0]).stem, *words])
+
+
+def _parted(word: str) -> tuple[str, str, str]:
+    key, sep, value = word.partition("=")
+    return (key, sep, value) if sep else ("", "", word)
+
+
 def append(name: str, rows: Sequence[Mapping[str, object]], device: str | None = None) -> Path:
     """Append rows to `results/NAME.csv` with date, commit, device and command."""
     path = FOLDER / f"{name}.csv"
@@ -20,7 +31,7 @@ def append(name: str, rows: Sequence[Mapping[str, object]], device: str | None =
         "date": datetime.now(UTC).strftime("%Y-%m-%dT%H:%MZ"),
         "commit": commit() or "unknown",
         "device": device or cpu_name(),
-        "command": "python -m bench." + Path(sys.argv[0]).stem + " " + " ".join(sys.argv[1:]),
+        "command": command(),
     }
     new = not path.exists()
     fields = list(stamp) + list(dict.fromkeys(k for row in rows for k in row))
