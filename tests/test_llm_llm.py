@@ -260,19 +260,21 @@ def test_a_lent_engine_is_the_borrowers(llm: LLM) -> None:
 
 
 def test_facts_and_progress(backend_name: str) -> None:
-    seen: list[str] = []
+    seen: list[tuple[str, int, int | None]] = []
     with LLM(
         path_of("qwen3"),
         device=backend_name,
         n_ctx=0,
-        progress=lambda what, done, total: seen.append(what),
+        progress=lambda *call: seen.append(call),
     ) as llm:
         assert (llm.info.architecture, llm.info.name) == ("qwen3", "tiny-qwen3")
         assert llm.info.file_type == "f16"
         assert llm.info.backends == (backend_name,)
         assert llm.n_ctx == llm.info.n_ctx_train
         assert llm.info.file_bytes == path_of("qwen3").stat().st_size
-    assert set(seen) == {"loading"}
+        in_all = llm.info.file_bytes
+    assert {(what, total) for what, _, total in seen} == {("loading", in_all)}
+    assert [seen[0][1], seen[-1][1]] == [0, in_all]
 
 
 @pytest.mark.parametrize(

@@ -27,6 +27,7 @@ from minfer.gguf import open_gguf
 from minfer.hub import resolve
 from minfer.llm import session
 from minfer.llm.drafting import make_drafter
+from minfer.llm.heap import give_back
 from minfer.llm.loading import make_engine, model_info
 from minfer.llm.pieces import PieceMaker
 from minfer.llm.results import Completion, Piece
@@ -61,7 +62,7 @@ class LLM:
             text itself, or a smaller model of the same vocabulary.
         n_draft: tokens it guesses at most.
         settings: everything else; read from the environment by default.
-        progress: called as `progress(what, done, total)` while downloading and loading.
+        progress: called as `progress(what, done_bytes, total_bytes)` while downloading and loading.
 
     Attributes:
         info: facts about the model.
@@ -108,13 +109,16 @@ class LLM:
         try:
             self.tokenizer = Tokenizer.from_metadata(self._file.metadata)
             self.template = ChatTemplate.from_metadata(self._file.metadata)
+            give_back()
             self._engine, self._config, self.notices = make_engine(
                 self._file,
                 settings,
                 n_ctx=n_ctx,
                 n_cells=n_cells,
                 max_sequences=max_sequences,
-                progress=None if progress is None else partial_progress(progress),
+                progress=None
+                if progress is None
+                else partial_progress(progress, self._file.nbytes),
             )
             if draft is not None:
                 self._speculate(draft, n_draft, settings, progress)
@@ -444,9 +448,9 @@ class LLM:
             raise ClosedError("the engine belongs to a server", where="LLM")
 
 
-def partial_progress(progress: Progress) -> Callable[[int, int], None]:
-    """The engine's progress callback in terms of the caller's."""
-    return lambda done, total: progress("loading", done, total)
+def partial_progress(progress: Progress, nbytes: int) -> Callable[[int, int], None]:
+    """The engine's progress callback, which counts nodes, in terms of the caller's, in bytes."""
+    return lambda done, total: progress("loading", nbytes * done // total, nbytes)
 
 
 def _completion(pieces: Sequence[Piece], params: SamplingParams | None) -> Completion:
