@@ -36,8 +36,11 @@ class FakeLLM:
     asked: list[tuple[Any, Any, dict[str, bool]]] = field(default_factory=list)
     closed: bool = False
     load_seconds: float = 0.25
+    n_ctx: int = 4096
     info: Any = field(
-        default_factory=lambda: types.SimpleNamespace(name="Fake 1B", backends=("cpu",))
+        default_factory=lambda: types.SimpleNamespace(
+            name="Fake 1B", backends=("cpu",), n_ctx_train=4096
+        )
     )
     template: Any = field(default_factory=lambda: types.SimpleNamespace(is_default=False))
     notices: list[str] = field(default_factory=list)

@@ -65,6 +65,18 @@ def test_plans_and_graphs(
     assert "@reference" in path.read_text()
 
 
+def test_a_graph_for_no_folder_is_refused_before_loading(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert call(["run", MODEL, "Hello", *HOW, "--dump-graph", "no/such/folder/g.dot"]) == 2
+    assert "there is no folder" in capsys.readouterr().err
+
+
+def test_a_context_beyond_the_trained_one_is_noted(capsys: pytest.CaptureFixture[str]) -> None:
+    assert call(["run", MODEL, "Hello", *HOW, "-c", "100000"]) == 0
+    assert capsys.readouterr().err.startswith("note: a context of 100000 tokens is more than")
+
+
 def test_a_prompt_too_long_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     assert call(["run", MODEL, "word " * 200, *HOW, "-c", "64"]) == 1
     assert "the context holds 64" in capsys.readouterr().err

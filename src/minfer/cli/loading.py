@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any
 
@@ -43,10 +44,22 @@ def open_model(
         settings = replace(settings, trace=tracing.trace)
     if tracing.trace_format is not None:
         settings = replace(settings, trace_format=tracing.trace_format.value)
+    if graph is not None and not graph.absolute().parent.is_dir():
+        raise typer.BadParameter(f"there is no folder {graph.parent}", param_hint="--dump-graph")
     llm = _load(name, loading, settings, sizes)
     if graph is not None and form is not None:
         graph.write_text(render(llm.plan(), form), encoding="utf-8")
     return llm
+
+
+def note_context(llm: LLM) -> None:
+    """Say on stderr that answers may degrade, where the context is longer than the model's own."""
+    if llm.n_ctx > llm.info.n_ctx_train:
+        print(
+            f"note: a context of {llm.n_ctx} tokens is more than the {llm.info.n_ctx_train} "
+            "the model was trained for",
+            file=sys.stderr,
+        )
 
 
 def _load(name: str, loading: Loading, settings: Settings, sizes: dict[str, Any]) -> LLM:
