@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 import http.client
 import json
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,7 +18,9 @@ from tiny_models import expected, generate, make_engine, path_of
 
 from minfer import LLM
 from minfer.cli.app import call
-from minfer.errors import RequestError, ServerError
+from minfer.cli.options import Loading
+from minfer.cli.viz import _load
+from minfer.errors import FormatError, RequestError, ServerError
 from minfer.trace import Trace, open_sink, read_trace, record
 from minfer.viz import Feed, LiveModel, SavedTrace, Source, VizServer, comparison
 
@@ -241,13 +245,48 @@ def test_misuse_of_the_command(
 ) -> None:
     cut = tmp_path / "cut"
     cut.write_text('{"format":"other"}\n')
+    perfetto = tmp_path / "perfetto"
+    perfetto.write_text('[\n{"pid": 1}\n]')
     for arguments, message in (
         ([str(path_of("qwen2")), "--compare", str(trace.path)], "only a trace compares"),
         ([str(trace.path), "--port", "70000"], "value 70000 is no port"),
         ([str(cut)], "is no minfer trace"),
+        ([str(perfetto)], "is no minfer trace"),
     ):
         assert call(["viz", *arguments, "--no-open"]) in (1, 2)
         assert message in capsys.readouterr().err
+
+
+def test_a_model_that_cannot_be_loaded_is_told_on_the_terminal_too(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    wrong = tmp_path / "wrong.gguf"
+    wrong.write_text("hello")
+    with pytest.raises(FormatError):
+        _load(str(wrong), Loading())
+    assert "error: " in (told := capsys.readouterr().err)
+    assert "It is not a GGUF file" in told
+
+
+def test_the_end_frees_the_model_though_a_page_is_still_connected() -> None:
+    """A connection's thread may live on at exit: an engine in its reach is reported as a leak."""
+    made: list[weakref.ref[LLM]] = []
+
+    def load() -> LLM:
+        llm = LLM(path_of("qwen2"), device="reference")
+        made.append(weakref.ref(llm))
+        return llm
+
+    feed = Feed()
+    listener = feed.listen()
+    model = LiveModel(load, feed)
+    while '"ready"' not in (listener.get(timeout=20) or '"ready"'):
+        pass
+    engine = weakref.ref(model._engine)
+    model.close()
+    gc.collect()
+    assert made[0]() is None
+    assert engine() is None
 
 
 def test_prompts_are_checked_before_they_are_queued() -> None:

@@ -56,6 +56,8 @@ def viz(
     compared: dict[str, Any] | None = None
     if saved is not None and compare is not None:
         compared = comparison(saved, read_trace(compare))
+    if saved is not None and saved.notice:
+        print(f"note: {saved.notice}", file=sys.stderr)
     feed = Feed()
 
     def source() -> Source:
@@ -79,11 +81,16 @@ def viz(
 def _load(model: str, loading: Loading) -> LLM:
     # a replayed graph has no nodes to look at
     settings = replace(Settings.load(), no_cuda_graph=True)
-    return open_model(model, loading, Tracing(), settings)
+    try:
+        return open_model(model, loading, Tracing(), settings)
+    except Exception as error:  # the page tells it too, but may not be open
+        print("error:", " ".join(str(error).split()), file=sys.stderr)
+        raise
 
 
 def _is_trace(path: Path) -> bool:
+    """Whether a file is JSON: a trace, or one that `read_trace` refuses in its own words."""
     if not path.is_file():
         return False
     with path.open("rb") as file:
-        return file.read(1) == b"{"
+        return file.read(1) in (b"{", b"[")

@@ -123,7 +123,8 @@ class LiveModel:
             self._tell("ready")
             while (job := self._jobs.get()) is not None:
                 job()
-            self._llm = None
+        # a page's connection may outlive this thread, and holds this object
+        self._llm = self._engine = self._recorder = None
 
     def _watch(self, llm: LLM) -> None:
         assert self._engine is not None

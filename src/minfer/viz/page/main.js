@@ -107,10 +107,18 @@ function drawHeader() {
   document.title = `${model} – minfer viz`;
 }
 
+/** A model with a chat template is asked through it, as `minfer run` does; others cannot be. */
+function drawChat() {
+  byId("chat").checked = store.facts.chat;
+  byId("chat").disabled = !store.facts.chat;
+}
+
 function drawUsage() {
   const usage = store.usage;
+  // the prompt's step gives the first token: a rate of generation takes a second one
+  const generation = usage?.decode_rate ? ` · generation ${usage.decode_rate.toFixed(1)} t/s` : "";
   byId("rate").textContent = usage
-    ? `prompt ${usage.prompt_rate.toFixed(1)} t/s · generation ${usage.decode_rate.toFixed(1)} t/s, traced`
+    ? `prompt ${usage.prompt_rate.toFixed(1)} t/s${generation}, traced`
     : "";
 }
 
@@ -214,6 +222,7 @@ function startTabs() {
 
 on("status", drawStatus);
 on("header", drawHeader);
+on("model", drawChat);
 on("usage", drawUsage);
 on("tokens", drawTokens);
 on("step", drawSteps);
@@ -226,4 +235,9 @@ compare.start();
 startPrompt();
 startSteps();
 startTabs();
+// canvases keep the colours they were drawn with
+matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => {
+  changed("step");
+  changed("view");
+});
 listen();
