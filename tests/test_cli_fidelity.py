@@ -77,6 +77,23 @@ def test_ctrl_c_keeps_the_chunks_that_are_done(
     assert "(1 of 3 chunks)" in capsys.readouterr().out
 
 
+def test_ctrl_c_in_the_base_run_says_that_nothing_was_compared(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, text: str
+) -> None:
+    real = measure.record_base
+
+    def interrupted(*arguments: Any, **options: Any) -> Iterator[measure.Base]:
+        yield next(iter(real(*arguments, **options)))
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(measure, "record_base", interrupted)
+    cut = ("-f", text, "-c", "32", "--chunks", "3", "--device", "reference")
+    assert call(["fidelity", MODEL, *cut]) == 130
+    told = capsys.readouterr()
+    assert told.out == ""
+    assert "interrupted before a chunk was compared" in told.err
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

@@ -149,6 +149,8 @@ def fidelity(
     if plot is not None and rows:
         _plot(rows, plot)
     if interrupted:
+        if not rows:
+            print("interrupted before a chunk was compared", file=sys.stderr)
         raise typer.Exit(INTERRUPTED)
 
 
