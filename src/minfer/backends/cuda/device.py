@@ -102,8 +102,8 @@ class Device:
     def __init__(self, settings: Settings, say: Callable[[str], None] | None = None) -> None:
         self._cuda = driver.bindings()
         self._core = driver.core()
-        nvrtc.version()
         driver.initialise()
+        nvrtc.version()
         self._errors = driver.cuda_errors()
         self._thread = threading.local()
         self._say = say
