@@ -69,3 +69,8 @@ def test_option_names() -> None:
     assert option_name(Sampling, "no such field") == "no such field"
     spelled = [names_of(typer.Option("-n", "--n-predict")), names_of(typer.Option("--temp"))]
     assert spelled == [["-n", "--n-predict"], ["--temp"]]
+
+
+def test_a_count_below_minus_one_names_what_is_allowed() -> None:
+    with pytest.raises(typer.BadParameter, match="expected at least 0, or -1"):
+        Sampling(max_tokens=-5).params()

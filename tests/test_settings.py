@@ -27,7 +27,7 @@ BAD = [
     ("DEVICE", "gpu", "expected one of auto, cpu, cuda, reference"),
     ("CACHE_TYPE", "q4_0", "expected one of f32, f16, q8_0"),
     ("THREADS", "-1", "at least 0"),
-    ("THREADS", "many", "invalid literal"),
+    ("THREADS", "many", "a whole number of at least 0"),
     ("NO_CUDA_GRAPH", "maybe", "expected 1 or 0"),
     ("TRACE", "", "expected a path"),
 ]

@@ -29,10 +29,9 @@ def _boolean(text: str) -> bool:
 
 
 def _count(text: str) -> int:
-    value = int(text)
-    if value < 0:
-        raise ValueError("expected a number of at least 0")
-    return value
+    if not text.isdecimal():
+        raise ValueError("expected a whole number of at least 0")
+    return int(text)
 
 
 def _one_of(*choices: str) -> Callable[[str], str]:

@@ -268,7 +268,8 @@ class Sampling:
             return SamplingParams(**values)
         except RequestError as error:
             name = option_name(Sampling, error.where or "")
-            raise typer.BadParameter(error.what, param_hint=name) from None
+            none = ", or -1" if error.where == "max_tokens" else ""  # None of the record
+            raise typer.BadParameter(error.what + none, param_hint=name) from None
 
 
 def option_name(bundle: type, field: str) -> str:
