@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import math
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -19,6 +21,7 @@ from minfer.models import model_config
 from minfer.scheduler import Device
 from minfer.settings import Settings
 from minfer.trace import Trace, diff, open_sink, read_trace, record
+from minfer.trace.diff import distance
 
 PROMPT = expected("qwen3")["ids"].tolist()[:12]
 
@@ -68,6 +71,22 @@ def test_the_wrong_kernel_is_named(tmp_path: Path, capsys: pytest.CaptureFixture
     assert call(["diff", str(tmp_path / "a"), str(tmp_path / "b")]) == 1
     out = capsys.readouterr().out
     assert "They part at step 0, blk.1.ffn_norm (rms_norm)" in out
+
+
+def test_a_distance_is_relative_to_the_size_of_the_whole_value(tmp_path: Path) -> None:
+    """Samples that happen to be small are rounded like their large neighbours."""
+    recorded = trace_of(tmp_path / "a", ReferenceBackend(), Settings()).steps[0].nodes[-1]
+    node = replace(recorded, rms=1.0, sample=(0.01, -0.02, 0.03, 0.0))
+    rounded = replace(node, sample=(0.015, -0.012, 0.03, 0.01))
+    assert distance(node, node) == 0.0
+    assert distance(node, rounded) == distance(rounded, node) < 0.01
+    wrong = replace(node, sample=(1.0, -1.0, 1.0, 1.0))
+    assert distance(node, wrong) == pytest.approx(1.0, abs=0.02)
+    assert distance(node, replace(node, rms=2.0)) == pytest.approx(0.5)
+    large = replace(node, sample=(10.0, 10.0, 10.0, 10.0))  # samples may be the larger ones, too
+    assert distance(large, replace(large, sample=(5.0, 5.0, 5.0, 5.0))) == pytest.approx(0.5)
+    assert distance(node, replace(node, nans=1)) == math.inf
+    assert distance(replace(node, rms=None), replace(node, rms=None)) == 0.0
 
 
 def test_fused_and_unfused_nodes_are_matched(tmp_path: Path) -> None:

@@ -27,7 +27,7 @@ def diff(
         typer.Option(
             "--tolerance",
             metavar="X",
-            help="Relative distance that is still the same; 0.2 by default. 0 finds the first "
+            help="Relative distance that is still the same; 0.15 by default. 0 finds the first "
             "node that is not equal to the last bit.",
         ),
     ] = None,

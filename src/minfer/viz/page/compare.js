@@ -3,7 +3,7 @@
 import { byId, el, number } from "./util.js";
 import { show } from "./graph.js";
 
-const TOLERANCE = 0.2; // as `minfer diff` has it
+const TOLERANCE = 0.15; // as `minfer diff` has it
 const SMALLEST = 1e-8; // where the logarithmic bars begin
 
 function bar(distance) {
