@@ -9,6 +9,7 @@ import pytest
 from fake_llm import FakeLLM, replaced
 
 import minfer
+import minfer.cli
 from minfer.cli.app import VERBS, call, with_verb
 from minfer.errors import RequestError, SettingsError
 
@@ -124,3 +125,19 @@ def test_a_refused_option_is_named_as_it_was_written(
     llm.error = error
     assert call(["run", "m", "p", *options]) == code
     assert message in capsys.readouterr().err
+
+
+def test_ctrl_c_before_the_command_is_there_is_quiet(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Interrupting:
+        def find_spec(self, name: str, *_: object) -> None:
+            if name == "minfer.cli.app":
+                raise KeyboardInterrupt
+
+    monkeypatch.delitem(sys.modules, "minfer.cli.app", raising=False)
+    monkeypatch.setattr(sys, "meta_path", [Interrupting(), *sys.meta_path])
+    with pytest.raises(SystemExit) as end:
+        minfer.cli.main()
+    assert end.value.code == 130
+    assert capsys.readouterr() == ("", "")

@@ -13,6 +13,8 @@ __all__ = ["main"]
 
 def main() -> NoReturn:
     """Carry out the command line of this process."""
-    from minfer.cli.app import call
-
+    try:
+        from minfer.cli.app import call
+    except KeyboardInterrupt:  # before there is a command that could say so
+        sys.exit(130)
     sys.exit(call(sys.argv[1:]))
