@@ -194,7 +194,7 @@ class OpenVINO:
 
     def decode(self, n: int, depth: int = 0, batch: int = 1) -> float:
         if batch != 1:
-            raise NotImplementedError("only one sequence")
+            raise ValueError("OpenVINO GenAI is measured with one sequence only")
         prompt = np.random.default_rng().integers(300, 40000, depth + 16)
         metrics = self._generate(prompt.tolist(), n + 1)
         return float(metrics.get_tpot().mean) / 1e3 * n
