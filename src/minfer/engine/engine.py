@@ -412,9 +412,7 @@ class Engine:
 
     def launches(self, single_rows: int, other_rows: int) -> int:
         """Kernel launches (on a CPU: calls) of a step with so many rows."""
-        out = max(1, bucket(single_rows))
-        shape = self.config.step_shape(bucket(single_rows), bucket(other_rows), out)
-        return self._plans.get(shape).n_launches
+        return self._plans.get(self._shape_for(single_rows, other_rows)).n_launches
 
     def describe(self) -> dict[str, str]:
         """What runs the steps: for each backend that does, its device."""
@@ -444,10 +442,11 @@ class Engine:
     def plan(self, single_rows: int, other_rows: int) -> Plan:
         """The plan of a step with so many rows, for people."""
         self._check_open()
-        out = max(1, bucket(single_rows))
-        return self._plans.plan(
-            self.config.step_shape(bucket(single_rows), bucket(other_rows), out)
-        )
+        return self._plans.plan(self._shape_for(single_rows, other_rows))
+
+    def _shape_for(self, single_rows: int, other_rows: int) -> StepShape:
+        single, other = bucket(single_rows), bucket(other_rows)
+        return self.config.step_shape(single, other, max(1, single))
 
     def prefix_pages(self, tokens: Seq[int]) -> tuple[int, list[int]]:
         """How many leading tokens of `tokens` are cached, and their pages; for saving sessions."""

@@ -59,11 +59,7 @@ def can_fly(chunks: Sequence[Chunk]) -> bool:
 
 def take_off(compiled: CompiledPlan, chunks: Sequence[Chunk]) -> Flight:
     """Start a step whose tokens are known."""
-    fill(compiled.inputs, chunks)
-    fill_sampling(compiled.inputs["sampling"], chunks)
-    began = perf_counter()
-    compiled.enqueue()
-    return Flight(chunks, compiled, began, compiled.fetch(len(chunks)))
+    return _start(compiled, chunks, compiled.enqueue)
 
 
 def next_chunks(flight: Flight) -> list[Chunk]:
@@ -74,8 +70,12 @@ def next_chunks(flight: Flight) -> list[Chunk]:
 def follow(flight: Flight, chunks: Sequence[Chunk]) -> Flight:
     """Start the step after `flight`; its sequences have cells for it."""
     compiled = flight.compiled
+    return _start(compiled, chunks, lambda: compiled.enqueue_after_itself(len(chunks)))
+
+
+def _start(compiled: CompiledPlan, chunks: Sequence[Chunk], enqueue: Callable[[], None]) -> Flight:
     fill(compiled.inputs, chunks)
     fill_sampling(compiled.inputs["sampling"], chunks)
     began = perf_counter()
-    compiled.enqueue_after_itself(len(chunks))
+    enqueue()
     return Flight(chunks, compiled, began, compiled.fetch(len(chunks)))
