@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import multiprocessing
+import os
+from collections.abc import Iterator
+from concurrent.futures import Executor, ProcessPoolExecutor
+from itertools import repeat
 from pathlib import Path
 
 import pytest
+from cuda_sweep import ASYNC, BULK, MMA, WGMMA, examine
 
 from minfer.backends.cuda import compile as cuda_compile
 from minfer.backends.cuda import nvrtc
@@ -16,6 +22,19 @@ from minfer.errors import BackendError
 
 ARCHS = ("80", "86", "89", "90a", "100a", "120a")
 MODULES = list(dict.fromkeys(OPS.values()))
+HOPPER, LATER = ("90a",), ("90a", "100a", "120a")
+CONTAINS = (
+    ("matmul_gemm_sm90", HOPPER, {WGMMA, BULK}),
+    ("attention_prefill_sm90", HOPPER, {WGMMA, BULK}),
+    ("matmul_vec", LATER, {MMA, BULK}),
+    ("matmul_batch", LATER, {MMA, BULK}),
+    ("matmul_vec", ("80", "86", "89"), {MMA, ASYNC}),
+    ("matmul_batch", ("80", "86", "89"), {MMA, ASYNC}),
+    ("matmul_gemm", ARCHS, {MMA, ASYNC}),
+    ("attention_prefill", ARCHS, {MMA, ASYNC}),
+    ("attention_decode", ARCHS, {MMA}),
+)
+"""Kernel, architectures, and the instructions without which it would be slow there."""
 
 
 def facts(arch: str) -> Facts:
@@ -38,19 +57,35 @@ def test_every_source_has_a_host_side_that_names_it() -> None:
     assert sources == named
 
 
+def test_what_must_be_in_kernels_is_asked_of_kernels_there_are() -> None:
+    for kernel, archs, _ in CONTAINS:
+        for arch in archs:
+            assert kernel in {k.name for m in MODULES for k in m.kernels(facts(arch))}
+
+
+@pytest.fixture(scope="module")
+def workers(compiler: None) -> Iterator[Executor]:
+    """A process for each core."""
+    spawn = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(len(os.sched_getaffinity(0)), mp_context=spawn) as pool:
+        yield pool
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("arch", ARCHS)
 @pytest.mark.parametrize("module", MODULES, ids=lambda m: m.__name__.rsplit(".", 1)[1])
-def test_no_kernel_spills(compiler: None, module: object, arch: str) -> None:
+def test_every_kernel_fits(workers: Executor, module: object, arch: str) -> None:
+    """Nothing spilled, registers for the blocks it is bound to, the instructions it is made for."""
     kernels: list[Kernel] = list(module.kernels(facts(arch)))  # type: ignore[attr-defined]
-    for unit in dict.fromkeys(k.unit for k in kernels):
-        found = cuda_compile.resources(unit.file, dict(unit.defines), arch)
+    units = list(dict.fromkeys(k.unit for k in kernels))
+    wrong: list[str] = []
+    for unit, found in zip(units, workers.map(examine, units, repeat(arch)), strict=True):
         names = {k.name for k in kernels if k.unit == unit}
         assert names <= set(found), f"{unit} lacks {names - set(found)}"
         for name in names:
-            used = found[name]
-            assert used.spill_stores == used.spill_loads == 0, f"{unit} {name} on sm_{arch}: {used}"
-            assert used.shared <= 48 << 10
+            rows = (wanted for kernel, on, wanted in CONTAINS if kernel == name and arch in on)
+            wrong += [f"{unit} {name} {fault}" for fault in found[name].faults(set().union(*rows))]
+    assert not wrong, f"on sm_{arch}:\n" + "\n".join(wrong)
 
 
 def test_headers_are_inlined_once_and_lines_keep_their_names() -> None:
