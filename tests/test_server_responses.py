@@ -88,8 +88,25 @@ def test_reasoning_text_and_calls_are_items(server: Served, client: openai.OpenA
     assert [event.output_index for event in added] == [0, 1, 2, 3]
     arguments = [e for e in events if e.type == "response.function_call_arguments.done"]
     assert len(arguments) == 2
+    deltas = [e for e in events if e.type == "response.function_call_arguments.delta"]
+    assert len(deltas) > 20  # about one a token
+    for done_event in arguments:
+        parts = [e.delta for e in deltas if e.item_id == done_event.item_id]
+        assert "".join(parts) == done_event.arguments
     thoughts = [e.delta for e in events if e.type == "response.reasoning_text.delta"]
     assert "".join(thoughts) == "hm"
+
+
+def test_a_call_that_is_cut_off_is_incomplete(server: Served, client: openai.OpenAI) -> None:
+    with server.says(CALL, HERMES):
+        ask: dict[str, Any] = {"model": "m", "input": "hello", "tools": [TOOL]}
+        n_tokens = len(server.service.llm.tokenizer.encode(CALL, special=True, add_bos=False))
+        response = client.responses.create(**ask, max_output_tokens=n_tokens - 15)
+    assert response.status == "incomplete"
+    (call,) = response.output
+    assert call.type == "function_call"
+    assert call.status == "incomplete"
+    assert '{"unit": "c", "days": 2}'.startswith(call.arguments)
 
 
 def test_a_conversation_of_items(server: Served, client: openai.OpenAI) -> None:

@@ -99,6 +99,35 @@ def test_replies_are_taken_apart_alike(
         assert json.loads(arguments) == {"unit": "c", "days": 2}
 
 
+def test_arguments_stream_as_they_are_written(server: Served, client: openai.OpenAI) -> None:
+    with server.says("Well. " + CALL + CALL, HERMES):
+        stream = client.chat.completions.create(
+            model="m", messages=MESSAGES, stream=True, tools=[WEATHER]
+        )
+        parts = [call for chunk in stream for call in chunk.choices[0].delta.tool_calls or ()]
+    for index in (0, 1):
+        first, *rest = [part for part in parts if part.index == index]
+        assert first.id
+        assert first.type == "function"
+        assert first.function is not None
+        assert first.function.name == "get_weather"
+        assert len(rest) > 10  # about one a token
+        assert all(part.id is None and part.type is None for part in rest)
+
+
+@pytest.mark.parametrize("max_tokens", range(40, 64, 3))
+def test_a_call_that_is_cut_off(server: Served, client: openai.OpenAI, max_tokens: int) -> None:
+    with server.says(CALL, HERMES):
+        found = whole(client, tools=[WEATHER], max_tokens=max_tokens)
+        assert streamed(client, tools=[WEATHER], max_tokens=max_tokens) == found
+    assert found["reason"] == "length"
+    assert found["content"] == ""
+    arguments = '{"unit": "c", "days": 2}'
+    for name, begun in found["calls"]:
+        assert name == "get_weather"
+        assert begun == arguments[: len(begun)]
+
+
 def test_no_tools_no_calls(server: Served, client: openai.OpenAI) -> None:
     with server.says(CALL, HERMES):
         assert whole(client)["content"] == CALL

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from itertools import pairwise
 
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
+from test_text_json_follow import may_become_json
 from text_vocabularies import byte_level
 
 from minfer.text import (
@@ -65,7 +65,8 @@ CASES: list[tuple[str, str, Reply]] = [
     ),
     ("hermes", f"<tool_call>{CALL}", Reply(tool_calls=(F,))),
     ("hermes", f"<tool_call>{CALL}<tool_call>{CALL}", Reply(tool_calls=(F, F))),
-    ("hermes", f"a <tool_call> {CALL[:-3]}", Reply("a ", unfinished=f"<tool_call> {CALL[:-3]}")),
+    ("hermes", f"a <tool_call> {CALL[:-3]}", Reply("a", tool_calls=(ToolCall("f", '{"x": '),))),
+    ("hermes", f"a <tool_call> {CALL[:15]}", Reply("a ", unfinished=f"<tool_call> {CALL[:15]}")),
     ("hermes", "a <tool_call>", Reply("a ", unfinished="<tool_call>")),
     ("hermes", "a <tool_cal", Reply("a <tool_cal")),
     (
@@ -78,6 +79,27 @@ CASES: list[tuple[str, str, Reply]] = [
         '<tool_call>{"name": "f", "arguments": {"s": "</tool_call>\\"}{"}}</tool_call>',
         Reply(tool_calls=(ToolCall("f", '{"s": "</tool_call>\\"}{"}'),)),
     ),
+    (  # a bracket too few
+        "hermes",
+        f"<tool_call>\n{CALL[:-1]}\n</tool_call>\n<tool_call>{CALL}</tool_call>",
+        Reply(tool_calls=(F, F)),
+    ),
+    (  # no string may hold a line break, and models write them
+        "hermes",
+        '<tool_call>{"name": "f", "arguments": {"s": "a\n\tb"}}</tool_call>',
+        Reply(tool_calls=(ToolCall("f", '{"s": "a\\n\\tb"}'),)),
+    ),
+    (  # the other way round: nothing to pass on before the end
+        "hermes",
+        '<tool_call>{"arguments": {"x": 1}, "name": "f"}</tool_call>',
+        Reply(tool_calls=(F,)),
+    ),
+    (
+        "hermes",
+        f'<tool_call>{{"type": "function", "function": {CALL}}}</tool_call>',
+        Reply(tool_calls=(F,)),
+    ),
+    ("hermes", f"<tool_call>{'[' * 9999}", Reply(unfinished=f"<tool_call>{'[' * 9999}")),
     (
         "hermes",
         '<tool_call>{"name": "f", "arguments": "{\\"x\\": 1}"}</tool_call>',
@@ -92,19 +114,33 @@ CASES: list[tuple[str, str, Reply]] = [
     ("mistral", f"[TOOL_CALLS] [{CALL}, {CALL}]", Reply(tool_calls=(F, F))),
     ("mistral", '[TOOL_CALLS]f[ARGS]{"x": 1}[TOOL_CALLS]g{}', Reply(tool_calls=(F, G))),
     ("mistral", '[TOOL_CALLS]f[CALL_ID]9[ARGS]{"x": 1}', Reply(tool_calls=(F,))),
-    ("mistral", f"Ok [TOOL_CALLS] [{CALL}", Reply("Ok ", unfinished=f"[TOOL_CALLS] [{CALL}")),
+    ("mistral", f"Ok [TOOL_CALLS] [{CALL}", Reply("Ok", tool_calls=(F,))),
+    ("mistral", "Ok [TOOL_CALLS] [{", Reply("Ok ", unfinished="[TOOL_CALLS] [{")),
+    ("mistral", f"[TOOL_CALLS] [1, {CALL}] x", Reply(f"[TOOL_CALLS] [1, {CALL}] x")),
+    ("mistral", "[TOOL_CALLS]the tag {a}", Reply("[TOOL_CALLS]the tag {a}")),
+    (
+        "mistral",
+        '[TOOL_CALLS]f[ARGS]{"x" 1} [TOOL_CALLS]g{}',
+        Reply(tool_calls=(ToolCall("f", '{"x" '), G), unfinished="1} "),
+    ),
     ("mistral", "[THINK]a[/THINK]b [TOOL", Reply("b [TOOL", "a")),
     ("mistral", "[TOOL_CALLS] [1] x", Reply("[TOOL_CALLS] [1] x")),
     ("bare", '{"name": "f", "parameters": {"x": 1}}', Reply(tool_calls=(F,))),
     ("bare", f" <|python_tag|>{CALL}; {CALL}", Reply(tool_calls=(F, F))),
-    ("bare", f"<|python_tag|>{CALL[:-2]}", Reply(unfinished=f"<|python_tag|>{CALL[:-2]}")),
+    ("bare", f"<|python_tag|>{CALL[:-2]}", Reply(tool_calls=(ToolCall("f", '{"x": 1'),))),
+    ("bare", f"<|python_tag|>{CALL[:9]}", Reply(unfinished=f"<|python_tag|>{CALL[:9]}")),
     ("bare", f"[{CALL}, {CALL}]\n", Reply(tool_calls=(F, F))),
     ("bare", f"```json\n{CALL}\n```\n", Reply(tool_calls=(F,))),
     ("bare", f"```json\n{CALL}\n```\nDone.", Reply("Done.", tool_calls=(F,))),
     ("bare", '{"name": "other", "parameters": {}}', Reply('{"name": "other", "parameters": {}}')),
     ("bare", '```json\n{"a": 1}\n```', Reply('```json\n{"a": 1}\n```')),
     ("bare", '{"a": 1} and more ', Reply('{"a": 1} and more ')),
-    ("bare", CALL[:-4], Reply(CALL[:-4])),
+    ("bare", CALL[:15], Reply(CALL[:15])),
+    (
+        "bare",
+        f"{CALL[:-3]}x}} and",
+        Reply(tool_calls=(ToolCall("f", '{"x": '),), unfinished="x} and"),
+    ),
     ("bare", f"Sure: {CALL}", Reply(f"Sure: {CALL}")),
     ("bare", "``a", Reply("``a")),
     ("bare", "<b>", Reply("<b>")),
@@ -149,11 +185,30 @@ def test_the_parts_do_not_depend_on_the_pieces(
     streamed = Reply()
     for begin, end in pairwise(edges):
         streamed += parser.push(text[begin:end])
+        if streamed.tool_calls:
+            assert may_become_json(streamed.tool_calls[-1].arguments)
     assert streamed + parser.finish() == whole
     for call in whole.tool_calls:
-        assert isinstance(json.loads(call.arguments), dict)
+        assert call.name
+        assert may_become_json(call.arguments)
     if not tools:
         assert whole.tool_calls == ()
+
+
+def test_arguments_come_as_they_are_written() -> None:
+    for style, text in (
+        ("hermes", f"Sure. <tool_call>\n{CALL}\n</tool_call>"),
+        ("mistral", f"[TOOL_CALLS][{CALL}]"),
+        ("mistral", '[TOOL_CALLS]f[ARGS]{"x": 1}'),
+        ("bare", CALL),
+    ):
+        parser = ReplyParser(STYLES[style], tools=SCHEMAS)
+        before = text.index('{"x": 1}')
+        said = parser.push(text[: before + 1])
+        assert said.tool_calls == (ToolCall("f", "{"),)
+        for at in range(before + 1, before + 8):
+            assert parser.push(text[at]).tool_calls == (ToolCall("", text[at]),)
+        assert parser.push(text[before + 8 :]) + parser.finish() == Reply()
 
 
 @settings(deadline=None)

@@ -91,7 +91,7 @@ class ChatReply:
                 yield self._chunk(index, {"role": "assistant", "content": ""})
             async for index, piece in answer:
                 turn = self._turns[index]
-                n_calls = len(turn.reply.tool_calls)
+                n_calls = turn.n_calls
                 said = turn.take(piece, one_call=not self._body.parallel_tool_calls)
                 delta = _delta(said, n_calls)
                 logprobs = self._logprobs([piece.choice]) if piece.choice is not None else None
@@ -157,20 +157,24 @@ class ChatReply:
 
 
 def _delta(said: Reply, n_calls: int) -> dict[str, Any]:
-    """What a reply's part adds to a message; empty where it adds nothing."""
+    """What a reply's part adds to a message with so many calls; empty where it adds nothing."""
     delta: dict[str, Any] = {}
     if said.content:
         delta["content"] = said.content
     if said.reasoning:
         delta["reasoning_content"] = said.reasoning
     if said.tool_calls:
-        delta["tool_calls"] = [
-            {"index": n_calls + at, **_call(call)} for at, call in enumerate(said.tool_calls)
-        ]
+        delta["tool_calls"] = calls = []
+        for call in said.tool_calls:
+            n_calls += bool(call.name)
+            calls.append({"index": n_calls - 1, **_call(call)})
     return delta
 
 
 def _call(call: ToolCall) -> dict[str, Any]:
+    """A call, or what continues the one before it, which has no name and no id."""
+    if not call.name:
+        return {"function": {"arguments": call.arguments}}
     return {
         "id": f"call_{uuid4().hex[:24]}",
         "type": "function",

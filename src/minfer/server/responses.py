@@ -7,7 +7,7 @@ these items; the response without streaming is what they build.
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import AsyncGenerator, Generator, Iterator
 from dataclasses import dataclass, field
 from time import time
 from typing import Any
@@ -27,12 +27,13 @@ from minfer.server.replies import send
 from minfer.server.responses_schema import ResponsesRequest
 from minfer.server.service import Ready, Service, in_thread, note_unknown
 from minfer.server.turns import Turn
-from minfer.text import Reply, ReplyParser
+from minfer.text import ReplyParser, ToolCall
 
 _log = logging.getLogger("minfer.server")
 router = APIRouter(route_class=StrictRoute, tags=["OpenAI"])
 Event = dict[str, Any]
 
+_PREFIXES = {"message": "msg", "reasoning": "rs", "function_call": "fc"}
 FIELDS = {"prompt": "input", "text": "input", "messages": "input"}
 
 
@@ -52,10 +53,11 @@ class Item:
     """An item of the output while it is being written.
 
     Attributes:
-        kind: `message` or `reasoning`.
+        kind: `message`, `reasoning` or `function_call`.
         index: its place in the output.
         id: its name.
-        text: what it says so far.
+        text: what it says so far, or the arguments of its call.
+        function: what it calls.
         logprobs: of its tokens, where asked for.
     """
 
@@ -63,6 +65,7 @@ class Item:
     index: int
     id: str
     text: str = ""
+    function: str = ""
     logprobs: list[Any] = field(default_factory=list)
 
     @property
@@ -79,6 +82,15 @@ class Item:
 
     def body(self, status: str, *, empty: bool = False) -> dict[str, Any]:
         """The item as JSON."""
+        if self.kind == "function_call":
+            return {
+                "id": self.id,
+                "type": "function_call",
+                "status": status,
+                "call_id": self.id.replace("fc_", "call_", 1),
+                "name": self.function,
+                "arguments": self.text,
+            }
         content = [] if empty else [self.part]
         if self.kind == "reasoning":
             return {"id": self.id, "type": "reasoning", "summary": [], "content": content}
@@ -169,22 +181,17 @@ class ItemReply:
             self._logprobs += self._scored(piece)
         if said.content:
             yield from self._say("message", said.content)
-        yield from self._call(said)
+        for call in said.tool_calls:
+            yield from self._call(call)
         if piece.finish_reason is not None:
-            yield from self._close()
+            yield from self._close("incomplete" if self._cut_off else "completed")
 
     def _say(self, kind: str, text: str) -> Iterator[Event]:
         if self._open is None or self._open.kind != kind:
-            yield from self._close()
-            prefix = "rs" if kind == "reasoning" else "msg"
-            item = self._open = Item(kind, len(self._output), f"{prefix}_{uuid4().hex}")
-            yield self._event(
-                "response.output_item.added",
-                output_index=item.index,
-                item=item.body("in_progress", empty=True),
-            )
+            item = yield from self._begin(kind)
             yield self._part_event("response.content_part.added", item, part=item.part)
-        item = self._open
+        else:
+            item = self._open
         item.text += text
         more: dict[str, Any] = {}
         if kind == "message":
@@ -193,42 +200,54 @@ class ItemReply:
         name = "reasoning_text" if kind == "reasoning" else "output_text"
         yield self._part_event(f"response.{name}.delta", item, delta=text, **more)
 
-    def _close(self) -> Iterator[Event]:
+    def _call(self, call: ToolCall) -> Iterator[Event]:
+        """A call, or what continues the one that is open."""
+        item = self._open
+        if item is None or call.name:
+            item = yield from self._begin("function_call", call.name)
+        item.text += call.arguments
+        yield self._event(
+            "response.function_call_arguments.delta",
+            item_id=item.id,
+            output_index=item.index,
+            delta=call.arguments,
+        )
+
+    def _begin(self, kind: str, function: str = "") -> Generator[Event, None, Item]:
+        yield from self._close()
+        name = f"{_PREFIXES[kind]}_{uuid4().hex}"
+        item = self._open = Item(kind, len(self._output), name, function=function)
+        yield self._event(
+            "response.output_item.added",
+            output_index=item.index,
+            item=item.body("in_progress", empty=True),
+        )
+        return item
+
+    def _close(self, status: str = "completed") -> Iterator[Event]:
         item, self._open = self._open, None
         if item is None:
             return
-        self._output.append(item.body("completed"))
-        if item.kind == "reasoning":
+        self._output.append(item.body(status))
+        if item.kind == "function_call":
+            yield self._event(
+                "response.function_call_arguments.done",
+                item_id=item.id,
+                output_index=item.index,
+                name=item.function,
+                arguments=item.text,
+            )
+        elif item.kind == "reasoning":
             yield self._part_event("response.reasoning_text.done", item, text=item.text)
         else:
             yield self._part_event(
                 "response.output_text.done", item, text=item.text, logprobs=item.logprobs
             )
-        yield self._part_event("response.content_part.done", item, part=item.part)
+        if item.kind != "function_call":
+            yield self._part_event("response.content_part.done", item, part=item.part)
         yield self._event(
             "response.output_item.done", output_index=item.index, item=self._output[-1]
         )
-
-    def _call(self, said: Reply) -> Iterator[Event]:
-        for call in said.tool_calls:
-            yield from self._close()
-            index = len(self._output)
-            item = {
-                "id": f"fc_{uuid4().hex}",
-                "type": "function_call",
-                "status": "completed",
-                "call_id": f"call_{uuid4().hex[:24]}",
-                "name": call.name,
-                "arguments": call.arguments,
-            }
-            where = {"item_id": item["id"], "output_index": index}
-            begun = item | {"status": "in_progress", "arguments": ""}
-            yield self._event("response.output_item.added", output_index=index, item=begun)
-            name = "response.function_call_arguments"
-            yield self._event(f"{name}.delta", **where, delta=call.arguments)
-            yield self._event(f"{name}.done", **where, name=call.name, arguments=call.arguments)
-            self._output.append(item)
-            yield self._event("response.output_item.done", output_index=index, item=item)
 
     def _scored(self, piece: Piece) -> list[Any]:
         if not self._body.top_logprobs or piece.choice is None:
@@ -238,7 +257,7 @@ class ItemReply:
     # -- the response -----------------------------------------------------------------------
 
     def _response(self, status: str | None = None) -> dict[str, Any]:
-        cut_off = self._turn.finish_reason == "length"
+        cut_off = self._cut_off
         return {
             **self._head,
             "status": status or ("incomplete" if cut_off else "completed"),
@@ -247,6 +266,10 @@ class ItemReply:
             "output": list(self._output),
             "usage": self._usage(),
         }
+
+    @property
+    def _cut_off(self) -> bool:
+        return self._turn.finish_reason == "length"
 
     def _usage(self) -> dict[str, Any] | None:
         usage = self._turn.usage

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from minfer.engine import Choice
 from minfer.llm import Piece, Usage
@@ -16,6 +16,7 @@ class Turn:
     Attributes:
         parser: tells its parts apart.
         reply: its parts.
+        n_calls: calls begun, shown or not.
         choices: its tokens.
         n_reasoning: how many of them were reasoning.
         finish_reason: set at its end.
@@ -24,6 +25,7 @@ class Turn:
 
     parser: ReplyParser
     reply: Reply = field(default_factory=Reply)
+    n_calls: int = 0
     choices: list[Choice] = field(default_factory=list)
     n_reasoning: int = 0
     finish_reason: str | None = None
@@ -34,9 +36,12 @@ class Turn:
         said = self.parser.push(piece.text)
         if piece.finish_reason is not None:
             said += self.parser.finish()
-        if one_call and (self.reply.tool_calls or said.tool_calls):
-            first = () if self.reply.tool_calls else said.tool_calls[:1]
-            said = Reply(said.content, said.reasoning, first)
+        calls = []
+        for call in said.tool_calls:
+            self.n_calls += bool(call.name)
+            if self.n_calls == 1 or not one_call:
+                calls.append(call)
+        said = replace(said, tool_calls=tuple(calls))
         self.reply += said
         if piece.choice is not None:
             self.choices.append(piece.choice)

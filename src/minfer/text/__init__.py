@@ -3,6 +3,7 @@
 Everything here is built from a GGUF file's metadata, given as a mapping; no file is opened.
 """
 
+from minfer.text.calls import ToolCall
 from minfer.text.formats import Form, compile_form
 from minfer.text.grammar import Grammar, GrammarCompiler, GrammarKind, Matcher
 from minfer.text.pretokenizers import PRE_TOKENIZERS
@@ -10,7 +11,6 @@ from minfer.text.reply import Reply, ReplyParser, ReplyStyle, parse_reply
 from minfer.text.stream import StopStrings, TextStream
 from minfer.text.template import ChatTemplate
 from minfer.text.tokenizer import Tokenizer
-from minfer.text.tools import ToolCall
 
 __all__ = [
     "PRE_TOKENIZERS",

@@ -85,18 +85,24 @@ def blanks(first: str | None = None) -> Reader[tuple[str, str]]:
     return space, char
 
 
-def json_value(first: str) -> Reader[Value]:
+def json_value(first: str, watch: Callable[[str], bool]) -> Reader[Value]:
     """Read a JSON object or array whose opening bracket was read, to its closing bracket.
 
     Only brackets and strings are followed; whether it is valid JSON is for the caller to find.
+
+    Args:
+        first: the bracket.
+        watch: called with every character, the first too, as it comes; False ends the reading,
+            and leaves the character unread.
     """
     text = first
+    watch(first)
     depth = 1
     in_string = escaped = False
     while depth:
         char = yield
-        if char == END:
-            return Value(text, False, END)
+        if char == END or not watch(char):
+            return Value(text, False, char)
         text += char
         if escaped:
             escaped = False

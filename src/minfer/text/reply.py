@@ -10,11 +10,12 @@ from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from minfer.text.calls import ToolCall, joined
 from minfer.text.chars import END
 from minfer.text.reasoning import ReasoningTags, read_reasoning, reasoning_tags
 from minfer.text.template import ChatTemplate
 from minfer.text.tokenizer import Tokenizer
-from minfer.text.tools import Format, Sink, ToolCall, Tools, tool_format
+from minfer.text.tools import Format, Sink, Tools, tool_format
 
 # Control tokens in some vocabularies, which a stream would leave out of the text.
 _TOOL_MARKS = (
@@ -36,8 +37,8 @@ class Reply:
     Attributes:
         content: what is for the user.
         reasoning: what the model said to itself.
-        tool_calls: calls, in order, each of them whole.
-        unfinished: a tool call that the reply broke off in, as text.
+        tool_calls: calls, in order; in a part, the first may continue the call before it.
+        unfinished: what is left of tool calls that the reply broke off in, as text.
     """
 
     content: str = ""
@@ -49,7 +50,7 @@ class Reply:
         return Reply(
             self.content + other.content,
             self.reasoning + other.reasoning,
-            self.tool_calls + other.tool_calls,
+            joined(self.tool_calls + other.tool_calls),
             self.unfinished + other.unfinished,
         )
 
@@ -141,7 +142,7 @@ class ReplyParser:
         taken = Reply(
             "".join(self._content),
             "".join(self._reasoning),
-            tuple(self._calls),
+            joined(self._calls),
             "".join(self._unfinished),
         )
         self._content.clear()

@@ -2,8 +2,8 @@
 
 Every format is a reader (see `chars`): it passes text on as content, takes calls out of it, and
 gives back as content, unchanged, whatever looked like a call and is none. The exception is a call
-that the end of the reply cuts off after its opening tag: it is kept apart, for no user wants half
-of it on the screen.
+that goes wrong after its first parts were passed on, or that the end of the reply cuts off after
+its opening tag: what is left of it is kept apart, for no user wants half of it on the screen.
 """
 
 from __future__ import annotations
@@ -14,20 +14,8 @@ from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from minfer.text.calls import ArgumentStream, CallStream, TakeCall, ToolCall
 from minfer.text.chars import END, Emit, Reader, Value, blanks, json_value, literal, through
-
-
-@dataclass(frozen=True)
-class ToolCall:
-    """One call of a function.
-
-    Attributes:
-        name: the function.
-        arguments: a JSON object, as text.
-    """
-
-    name: str
-    arguments: str
 
 
 class Tools:
@@ -62,41 +50,14 @@ class Tools:
 
 @dataclass(frozen=True)
 class Sink:
-    """Where a reader puts what it finds."""
+    """Where a reader puts what it finds; calls come in parts."""
 
     content: Emit
-    call: Callable[[ToolCall], None]
+    call: TakeCall
     unfinished: Emit
 
 
 Format = Callable[[Tools, Sink], Generator[None, str, None]]
-
-
-def call_of(value: Any) -> ToolCall | None:
-    """Return the call that a JSON value spells, None where it is something else."""
-    if not isinstance(value, dict):
-        return None
-    value = value.get("function") if isinstance(value.get("function"), dict) else value
-    name = value.get("name")
-    arguments = value.get("arguments", value.get("parameters", {}))
-    if isinstance(arguments, str):  # some models quote the object once more
-        try:
-            arguments = json.loads(arguments)
-        except ValueError:
-            return None
-    if not isinstance(name, str) or not name or not isinstance(arguments, dict):
-        return None
-    return ToolCall(name, json.dumps(arguments, ensure_ascii=False))
-
-
-def calls_of(text: str) -> list[ToolCall]:
-    """Return the calls in a JSON text, an object or an array; none if any of it is not a call."""
-    try:
-        value = json.loads(text)
-    except ValueError:
-        return []
-    calls = [call_of(item) for item in (value if isinstance(value, list) else [value])]
-    return [call for call in calls if call is not None] if all(calls) else []
 
 
 class _Content:
@@ -116,16 +77,17 @@ class _Content:
                 self._space = ""
                 self._after_call = False
 
-    def calls(self, calls: list[ToolCall], *, otherwise: str, cut_off: bool) -> None:
-        """Take calls, or the text that proved to be none, or what the end of the reply left."""
-        for call in calls:
-            self._sink.call(call)
-            self._space = ""
-            self._after_call = True
-        if not calls and cut_off:
-            self._sink.unfinished(otherwise)
-        elif not calls:
-            self.text(otherwise)
+    def call(self, part: ToolCall) -> None:
+        self._sink.call(part)
+        self._space = ""
+        self._after_call = True
+
+    def no_call(self, text: str, *, cut_off: bool) -> None:
+        """Take what looked like a call and is none, or might have become one."""
+        if cut_off:
+            self._sink.unfinished(text)
+        else:
+            self.text(text)
 
     def end(self) -> None:
         if not self._after_call:
@@ -146,25 +108,28 @@ def tagged(begin: str, end: str) -> Format:
             space, char = yield from blanks()
             opened = begin + space
             if char == "{":
-                value = yield from json_value(char)
+                calls = CallStream(content.call, accepts=bool)
+                value = yield from json_value(char, calls.take)
+                if calls.begun and not value.complete:
+                    closed = yield from through(end, sink.unfinished, value.after)
+                    ahead = "" if closed else END
+                    continue
                 gap, char = yield from blanks(value.after)
                 closing, after = yield from literal(end, char)
                 ahead = "" if after is None else closing + after
-                content.calls(
-                    calls_of(value.text),
-                    otherwise=opened + value.text + gap + ("" if ahead else closing),
-                    cut_off=not value.complete,
-                )
+                if not calls.begun:
+                    layout = gap + ("" if ahead else closing)
+                    content.no_call(opened + value.text + layout, cut_off=not value.complete)
             else:
                 inner: list[str] = []
                 closed = yield from through(end, inner.append, char)
                 ahead = "" if closed else END
                 body = "".join(inner)
-                content.calls(
-                    _marked_up(body, tools),
-                    otherwise=opened + body + (end if closed else ""),
-                    cut_off=not closed,
-                )
+                found = _marked_up(body, tools)
+                for call in found:
+                    content.call(call)
+                if not found:
+                    content.no_call(opened + body + (end if closed else ""), cut_off=not closed)
         content.end()
 
     return read
@@ -182,25 +147,45 @@ def _marked_up(body: str, tools: Tools) -> list[ToolCall]:
     return calls
 
 
+_NAME = re.compile(r"[\w.-]+")
+
+
 def mistral(tools: Tools, sink: Sink) -> Reader[None]:
     """`[TOOL_CALLS][{"name": …, "arguments": {…}}]`, or `[TOOL_CALLS]name[ARGS]{…}` repeated."""
     begin = "[TOOL_CALLS]"
     content = _Content(sink)
+    between: Emit = content.text
     ahead = ""
-    while (yield from through(begin, content.text, ahead)):
+    while (yield from through(begin, between, ahead)):
+        between = content.text
         space, char = yield from blanks()
         head = ""
         while char not in ("{", END) and (head or char != "["):
             head += char
             char = yield
-        value = Value("", False, END) if char == END else (yield from json_value(char))
         name = head.split("[")[0].strip()
-        text = f'{{"name": {json.dumps(name)}, "arguments": {value.text}}}' if name else value.text
-        content.calls(
-            calls_of(text), otherwise=begin + space + head + value.text, cut_off=not value.complete
-        )
+        begun = False
+        if char == END:
+            value = Value("", False, END)
+        elif _NAME.fullmatch(name):
+            begun = True
+            value = yield from json_value(char, ArgumentStream(name, content.call).take)
+        elif name:
+            value = yield from json_value(char, _look_away)
+        else:
+            calls = CallStream(content.call, accepts=bool)
+            value = yield from json_value(char, calls.take)
+            begun = calls.begun
+        if not begun:
+            content.no_call(begin + space + head + value.text, cut_off=not value.complete)
+        elif not value.complete:
+            between = sink.unfinished
         ahead = value.after
     content.end()
+
+
+def _look_away(_: str) -> bool:
+    return True
 
 
 def bare(tools: Tools, sink: Sink) -> Reader[None]:
@@ -211,19 +196,22 @@ def bare(tools: Tools, sink: Sink) -> Reader[None]:
     functions on offer count, and anything else is content.
     """
     content = _Content(sink)
+    rest: Emit = content.text
     space, char = yield from blanks()
     opening, kind, char = yield from _opening(char)
     raw = space + opening
     while kind != "text" and char in ("{", "["):
-        value = yield from json_value(char)
+        calls = CallStream(content.call, accepts=tools.__contains__)
+        value = yield from json_value(char, calls.take)
         char = value.after
-        calls = calls_of(value.text)
-        if not all(call.name in tools for call in calls):
-            calls = []
-        cut_off = kind == "tag" and not value.complete
-        content.calls(calls, otherwise=raw + value.text, cut_off=cut_off)
+        if not calls.begun:
+            cut_off = kind == "tag" and not value.complete
+            content.no_call(raw + value.text, cut_off=cut_off)
+            raw = ""
+            break
         raw = ""
-        if not calls:
+        if not value.complete:
+            rest = sink.unfinished
             break
         _, char = yield from blanks(char)
         if char == ";":
@@ -236,7 +224,7 @@ def bare(tools: Tools, sink: Sink) -> Reader[None]:
                 char = after
     content.text(raw)
     while char != END:
-        content.text(char)
+        rest(char)
         char = yield
     content.end()
 
