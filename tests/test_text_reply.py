@@ -111,6 +111,32 @@ CASES: list[tuple[str, str, Reply]] = [
         "\n</function>\n</tool_call>",
         Reply(tool_calls=(ToolCall("f", '{"x": 1, "s": "2"}'),)),
     ),
+    (
+        "hermes",
+        'Ok <tool_call><function=g></function><function=f><parameter=s>\n\na"b\n</s\n\n</parameter>'
+        "and <parameter=y>[1, \n2]</parameter><parameter=x>NaN</parameter></tool_call> ",
+        Reply(
+            "Ok",
+            tool_calls=(
+                G,
+                ToolCall("f", '{"s": "\\na\\"b\\n</s\\n", "y": [1, 2], "x": "NaN"}'),
+            ),
+            unfinished="and",
+        ),
+    ),
+    (
+        "hermes",
+        "<tool_call><function=f><parameter=s>a\nb",
+        Reply(tool_calls=(ToolCall("f", '{"s": "a\\nb'),)),
+    ),
+    (
+        "hermes",
+        "<tool_call><function=f><parameter=x>12",
+        Reply(tool_calls=(ToolCall("f", '{"x": '),)),
+    ),
+    ("hermes", "<tool_call><function=f", Reply(unfinished="<tool_call><function=f")),
+    ("hermes", "<tool_call><function=></tool_call>", Reply("<tool_call><function=></tool_call>")),
+    ("hermes", "<tool_call><func</tool_call>", Reply("<tool_call><func</tool_call>")),
     ("mistral", f"[TOOL_CALLS] [{CALL}, {CALL}]", Reply(tool_calls=(F, F))),
     ("mistral", '[TOOL_CALLS]f[ARGS]{"x": 1}[TOOL_CALLS]g{}', Reply(tool_calls=(F, G))),
     ("mistral", '[TOOL_CALLS]f[CALL_ID]9[ARGS]{"x": 1}', Reply(tool_calls=(F,))),

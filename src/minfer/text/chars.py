@@ -39,7 +39,7 @@ def through(tag: str, emit: Emit, ahead: str = "") -> Reader[bool]:
     Args:
         tag: what to look for.
         emit: takes the text before the tag, as soon as it cannot be part of it.
-        ahead: characters that were read already, shorter than the tag.
+        ahead: characters that were read already; the tag does not end in them.
 
     Returns:
         Whether the tag was found; if not, all is emitted.

@@ -10,12 +10,13 @@ from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from minfer.text.call_tags import Tools
 from minfer.text.calls import ToolCall, joined
 from minfer.text.chars import END
 from minfer.text.reasoning import ReasoningTags, read_reasoning, reasoning_tags
 from minfer.text.template import ChatTemplate
 from minfer.text.tokenizer import Tokenizer
-from minfer.text.tools import Format, Sink, Tools, tool_format
+from minfer.text.tools import Format, Sink, tool_format
 
 # Control tokens in some vocabularies, which a stream would leave out of the text.
 _TOOL_MARKS = (

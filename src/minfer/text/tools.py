@@ -8,44 +8,13 @@ its opening tag: what is left of it is kept apart, for no user wants half of it 
 
 from __future__ import annotations
 
-import json
 import re
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator
 from dataclasses import dataclass
-from typing import Any
 
+from minfer.text.call_tags import Tools, function_tags
 from minfer.text.calls import ArgumentStream, CallStream, TakeCall, ToolCall
 from minfer.text.chars import END, Emit, Reader, Value, blanks, json_value, literal, through
-
-
-class Tools:
-    """The functions a conversation offers, by name, with the types of their parameters."""
-
-    def __init__(self, schemas: Sequence[Mapping[str, Any]]) -> None:
-        """Take OpenAI-style schemas: `{"type": "function", "function": {"name", "parameters"}}`."""
-        functions = [schema.get("function", schema) for schema in schemas]
-        self._types = {
-            function["name"]: {
-                name: prop.get("type")
-                for name, prop in (
-                    (function.get("parameters") or {}).get("properties") or {}
-                ).items()
-                if isinstance(prop, Mapping)
-            }
-            for function in functions
-        }
-
-    def __contains__(self, name: object) -> bool:
-        return name in self._types
-
-    def value(self, function: str, parameter: str, text: str) -> Any:
-        """Return a parameter written as bare text, by its declared type."""
-        if self._types.get(function, {}).get(parameter) == "string":
-            return text
-        try:
-            return json.loads(text)
-        except ValueError:
-            return text
 
 
 @dataclass(frozen=True)
@@ -121,30 +90,14 @@ def tagged(begin: str, end: str) -> Format:
                     layout = gap + ("" if ahead else closing)
                     content.no_call(opened + value.text + layout, cut_off=not value.complete)
             else:
-                inner: list[str] = []
-                closed = yield from through(end, inner.append, char)
-                ahead = "" if closed else END
-                body = "".join(inner)
-                found = _marked_up(body, tools)
-                for call in found:
-                    content.call(call)
-                if not found:
-                    content.no_call(opened + body + (end if closed else ""), cut_off=not closed)
+                found = yield from function_tags(char, end, tools, content.call, sink.unfinished)
+                ahead = "" if found.closed else END
+                if not found.begun:
+                    layout = end if found.closed else ""
+                    content.no_call(opened + found.text + layout, cut_off=not found.closed)
         content.end()
 
     return read
-
-
-_FUNCTION = re.compile(r"<function=([^>\s]+)>(.*?)</function>", re.DOTALL)
-_PARAMETER = re.compile(r"<parameter=([^>\s]+)>\n?(.*?)\n?</parameter>", re.DOTALL)
-
-
-def _marked_up(body: str, tools: Tools) -> list[ToolCall]:
-    calls = []
-    for name, inner in _FUNCTION.findall(body):
-        arguments = {key: tools.value(name, key, text) for key, text in _PARAMETER.findall(inner)}
-        calls.append(ToolCall(name, json.dumps(arguments, ensure_ascii=False)))
-    return calls
 
 
 _NAME = re.compile(r"[\w.-]+")
