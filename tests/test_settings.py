@@ -103,3 +103,9 @@ def test_the_process_environment_is_the_default(tmp_path: Path) -> None:
     environ = {**os.environ, "MINFER_THREADS": "3"}
     done = subprocess.run([sys.executable, "-c", code], env=environ, capture_output=True, text=True)
     assert done.stdout.strip() == "3", done.stderr
+
+
+def test_folders_of_settings_made_by_hand_are_in_the_home_folder() -> None:
+    settings = Settings(threads=2)
+    for folder in (settings.cache, settings.hf_hub_cache, settings.ollama_models):
+        assert folder.is_absolute()

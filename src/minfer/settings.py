@@ -112,6 +112,10 @@ class Settings:
         default="https://registry.ollama.ai", metadata={"env": "OLLAMA_REGISTRY"}
     )
 
+    def __post_init__(self) -> None:
+        for name in ("xdg_cache", "hf_hub_cache", "ollama_models"):
+            object.__setattr__(self, name, getattr(self, name).expanduser())
+
     @staticmethod
     def load(environ: Mapping[str, str] | None = None) -> Settings:
         """Read the settings from `environ` (the process environment by default).
