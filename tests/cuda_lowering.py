@@ -1,0 +1,53 @@
+"""A graph's launches without a GPU, over made-up addresses. Not a test."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from typing import Any
+
+from minfer.backends.cuda.device import Facts
+from minfer.backends.cuda.kv import KVState
+from minfer.backends.cuda.launch import Launch, check_geometry, convert_args
+from minfer.backends.cuda.ops import OPS
+from minfer.backends.cuda.ops.base import Context
+from minfer.graph import Graph
+from minfer.settings import Settings
+
+H200 = Facts("H200", (9, 0), 132, 227 << 10, 60 << 20, 140 << 30)
+CARDS = [
+    H200,
+    Facts("A100", (8, 0), 108, 163 << 10, 40 << 20, 80 << 30),
+    Facts("RTX 4090", (8, 9), 128, 99 << 10, 72 << 20, 24 << 30),
+    Facts("RTX 5090", (12, 0), 170, 99 << 10, 96 << 20, 32 << 30),
+]
+
+
+def lower(graph: Graph, facts: Facts = H200, **settings: Any) -> list[Launch]:
+    """Every node's launches, over made-up addresses, checked as the device would."""
+    offsets = {node.id: 256 * node.id for node in graph.nodes}
+
+    def weights(key: Hashable) -> int:
+        return 1 << 36
+
+    context = Context(
+        graph=graph,
+        facts=facts,
+        settings=Settings(**settings),
+        base=1 << 32,
+        offsets=offsets,
+        weights=weights,
+        states={name: KVState(spec, 1 << 34) for name, spec in graph.states.items()},
+        constant=lambda array: 1 << 35,
+        scratch=lambda nbytes, name="work": 1 << 37,
+        counters=lambda count: 1 << 38,
+    )
+    launches: list[Launch] = []
+    for node in graph.nodes:
+        if node.op != "input":
+            reason = OPS[node.op].supports(node, graph)
+            assert reason is None, reason
+            launches += OPS[node.op].lower(node, context)
+    for launch in launches:
+        convert_args(launch)
+        check_geometry(launch, facts.shared_limit)
+    return launches
