@@ -32,6 +32,7 @@ from minfer.errors import (
     BusyError,
     ClosedError,
     ContextFullError,
+    DeadlineError,
     GrammarError,
     RequestError,
 )
@@ -233,6 +234,25 @@ def test_cancelling_frees_everything_in_any_state(state: str) -> None:
     run(engine)
     assert other.tokens[100:] == expected_tokens([9] * 100, 90)
     assert engine.pages == (4, 0, 4)
+
+
+@pytest.mark.parametrize("state", ["waiting", "prefilling", "decoding"])
+def test_no_step_computes_for_a_request_that_is_late(state: str) -> None:
+    engine, _ = historian_engine(prefix_cache=False, max_sequences=1 + (state != "waiting"))
+    other = engine.add([9] * 10, ending(60))
+    late = engine.add([7] * 150, ending(40), deadline=time.perf_counter() + 1000)
+    for _ in range({"waiting": 1, "prefilling": 2, "decoding": 6}[state]):
+        engine.step()
+    assert late.state.value == state
+    n_generated = late.n_generated
+    late.deadline = time.perf_counter()
+    (event,) = [e for o, e in engine.step() if o is late]
+    assert isinstance(event.error, DeadlineError)
+    assert (late.n_generated, late.slot, len(late.pages)) == (n_generated, -1, 0)
+    run(engine)
+    assert other.tokens[10:] == expected_tokens([9] * 10, 60)
+    assert engine.pages == (6, 0, 6)
+    assert (engine.counters.expired, engine.counters.failed) == (1, 0)
 
 
 def test_a_cancelled_prompt_leaves_what_it_computed() -> None:

@@ -10,8 +10,11 @@ from prometheus_client.parser import text_string_to_metric_families
 from serving import Served, served, tiny
 from starlette.testclient import TestClient
 
+from minfer.errors import BackendError
 from minfer.llm import LLM
+from minfer.scheduler import CompiledPlan
 from minfer.server import ServerConfig, create_app
+from minfer.server.worker import FAILURES
 
 ASK = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 3}
 
@@ -137,12 +140,17 @@ def test_until_the_model_is_there_everything_is_503() -> None:
     assert not failures
 
 
-def test_a_broken_engine_is_not_healthy() -> None:
+def test_a_broken_engine_is_not_healthy(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise BackendError("the device is gone", where="cuda")
+
     with served() as server:
         assert server.http.get("/health").json() == {"status": "ok"}
-        server.service.worker.failure = RuntimeError("the device is gone")
-        try:
-            assert server.http.get("/health").status_code == 503
-            assert server.http.post("/v1/chat/completions", json=ASK).status_code == 503
-        finally:
-            server.service.worker.failure = None
+        monkeypatch.setattr(CompiledPlan, "enqueue", fail)
+        for _ in range(FAILURES):
+            failed = server.http.post("/v1/chat/completions", json=ASK)
+            assert failed.status_code == 500
+            assert failed.json()["error"]["code"] == "backend_error"
+        server.until(lambda: server.http.get("/health").status_code == 503)
+        assert "the device is gone" in server.http.get("/health").text
+        assert server.http.post("/v1/chat/completions", json=ASK).status_code == 503

@@ -4,15 +4,24 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
+from time import perf_counter, sleep
 from typing import Any
 
+import numpy as np
 import pytest
 from serving import tiny
 
 from minfer.engine import Engine, Event, SamplingParams
-from minfer.errors import BackendError, ClosedError, ContextFullError, QueueFullError
+from minfer.errors import (
+    BackendError,
+    ClosedError,
+    ContextFullError,
+    DeadlineError,
+    QueueFullError,
+)
 from minfer.llm import LLM
-from minfer.server.worker import Job, Worker
+from minfer.scheduler import CompiledPlan
+from minfer.server.worker import FAILURES, Job, Worker
 
 
 @pytest.fixture
@@ -62,6 +71,13 @@ def run(llm: LLM, work: Any, **options: Any) -> Any:
             worker.close()
 
     return asyncio.run(main())
+
+
+async def ask(worker: Worker, client: Client) -> Client:
+    """Let a client's job run to its end."""
+    worker.submit([client.job])
+    await client.done.wait()
+    return client
 
 
 def test_jobs_run_and_end(llm: LLM) -> None:
@@ -166,6 +182,110 @@ def test_an_engine_that_fails_again_and_again_is_given_up(
             worker.submit([Client([1]).job])
         with pytest.raises(ClosedError):
             await worker.call(lambda engine: None)
+
+    run(llm, work)
+
+
+def test_a_device_that_fails_every_step_is_found_out(
+    llm: LLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> Any:
+        raise BackendError("the device is gone", where="cuda")
+
+    async def work(worker: Worker) -> None:
+        await ask(worker, Client([1]))
+        monkeypatch.setattr(CompiledPlan, "enqueue", fail)
+        for _ in range(FAILURES):
+            assert worker.failure is None
+            client = await ask(worker, Client([1]))
+            assert isinstance(client.events[-1].error, BackendError)
+        while worker.failure is None:
+            await asyncio.sleep(0.001)
+        with pytest.raises(ClosedError, match="the device is gone"):
+            worker.submit([Client([1]).job])
+
+    run(llm, work)
+
+
+def test_a_device_that_computes_nonsense_is_found_out(
+    llm: LLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    output = CompiledPlan.output
+
+    async def work(worker: Worker) -> None:
+        monkeypatch.setattr(
+            CompiledPlan, "output", lambda self, **more: output(self, **more) * np.nan
+        )
+        for _ in range(FAILURES):
+            client = await ask(worker, Client([1]))
+            assert isinstance(client.events[-1].error, BackendError)
+        while worker.failure is None:
+            await asyncio.sleep(0.001)
+
+    run(llm, work)
+
+
+def test_failures_of_work_beside_the_sequences_count(
+    llm: LLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> Any:
+        raise BackendError("the device is gone", where="cuda")
+
+    async def work(worker: Worker) -> None:
+        monkeypatch.setattr(CompiledPlan, "enqueue", fail)
+        for _ in range(FAILURES):
+            with pytest.raises(BackendError):
+                await worker.gather(lambda engine: engine.scan([1, 2], hidden=True))
+        while worker.failure is None:
+            await asyncio.sleep(0.001)
+
+    run(llm, work)
+
+
+def test_requests_at_fault_are_no_failure_of_the_engine(llm: LLM) -> None:
+    class Broken:
+        def mask(self, logits: object) -> None:
+            raise ZeroDivisionError
+
+        def accept(self, token: int) -> None:
+            raise ZeroDivisionError
+
+    async def work(worker: Worker) -> None:
+        for _ in range(3 * FAILURES):
+            client = Client([1])
+            client.job.constraint = Broken()  # type: ignore[assignment]
+            await ask(worker, client)
+            assert isinstance(client.events[-1].error, ZeroDivisionError)
+        assert len((await ask(worker, Client([1]))).tokens) == 5
+        assert worker.failure is None
+
+    run(llm, work)
+
+
+def test_deadlines_hold_while_the_event_loop_sleeps(llm: LLM) -> None:
+    async def work(worker: Worker) -> None:
+        clients = [Client([n + 1], 250) for n in range(4)]  # two run, two wait
+        for client in clients:
+            client.job.deadline = perf_counter() + 0.03
+        worker.submit([client.job for client in clients])
+        sleep(0.3)
+        for client in clients:
+            await client.done.wait()
+            assert isinstance(client.events[-1].error, DeadlineError)
+            assert client.job.run is not None
+            assert client.job.run.ended - client.job.run.submitted < 0.2
+        assert len((await ask(worker, Client([1]))).tokens) == 5
+        counters = await worker.call(lambda engine: engine.counters)
+        assert (counters.expired, counters.failed) == (4, 0)
+        assert worker.failure is None
+
+    run(llm, work)
+
+
+def test_deadlines_of_work_beside_the_sequences(llm: LLM) -> None:
+    async def work(worker: Worker) -> None:
+        with pytest.raises(DeadlineError):
+            await worker.gather(lambda engine: iter(range(10**9)), perf_counter() + 0.05)
 
     run(llm, work)
 

@@ -127,6 +127,10 @@ class QueueFullError(MinferError):
         return (QueueFullError, (self.n_open, self.capacity))
 
 
+class DeadlineError(MinferError):
+    """A request took longer than it may."""
+
+
 class ServerError(MinferError):
     """A server cannot start or go on: an address in use, a package missing."""
 

@@ -82,6 +82,8 @@ class Counters:
     guessed_tokens: int = 0
     right_guesses: int = 0
     preemptions: int = 0
+    failed: int = 0
+    expired: int = 0
     prefill_seconds: float = 0.0
     decode_seconds: float = 0.0
 

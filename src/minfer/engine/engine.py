@@ -7,6 +7,7 @@ One thread at a time may call it; `minfer.llm` and `minfer.server` see to that.
 from __future__ import annotations
 
 import itertools
+import math
 import operator
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
@@ -33,7 +34,13 @@ from minfer.engine.sampling import Choice, Constraint, Sampler, no_finite_logits
 from minfer.engine.sequence import Event, FinishReason, Sequence, State
 from minfer.engine.space import KVSpace
 from minfer.engine.states import KVStates
-from minfer.errors import BusyError, ClosedError, ContextFullError, RequestError
+from minfer.errors import (
+    BusyError,
+    ClosedError,
+    ContextFullError,
+    DeadlineError,
+    RequestError,
+)
 from minfer.graph import PAGE
 from minfer.models import DecoderConfig, StepShape
 from minfer.scheduler import CompiledPlan, Device, Plan, load_weights
@@ -100,6 +107,7 @@ class Engine:
         constraint: Constraint | None = None,
         reuse_decoded: bool = False,
         client: str = "",
+        deadline: float = math.inf,
     ) -> Sequence:
         """Queue a request.
 
@@ -109,6 +117,8 @@ class Engine:
             constraint: a grammar.
             reuse_decoded: accept cached pages with generated tokens; see `PrefixCache`.
             client: whose it is; clients with requests waiting take turns.
+            deadline: when it must have ended, in `perf_counter`'s seconds: no step after that
+                computes anything for it, and its last event is a `DeadlineError`.
 
         Raises:
             RequestError: if the prompt is empty or holds an id outside of the vocabulary.
@@ -128,8 +138,9 @@ class Engine:
         room = n_ctx - len(tokens)
         limit = room if params.max_tokens is None else min(room, params.max_tokens)
         ends = frozenset() if params.ignore_eos else stop_ids
+        sampler = Sampler(params, constraint)
         sequence = Sequence(
-            tokens, len(tokens), limit, ends, Sampler(params, constraint), reuse_decoded, client
+            tokens, len(tokens), limit, ends, sampler, reuse_decoded, client, deadline
         )
         sequence.priority = next(self._arrivals)
         if limit == 0:
@@ -179,6 +190,8 @@ class Engine:
     def step(self) -> list[tuple[Sequence, Event]]:
         """Compute one batch; answer what it brought each sequence."""
         self._check_open()
+        for sequence, late in self._roster.expired(perf_counter()):
+            self._finish(sequence, "error", late)
         if not self._flights:
             for sequence, error in self._roster.admit():
                 self._finish(sequence, "error", error)
@@ -337,7 +350,10 @@ class Engine:
         choice_event: Event | None = None,
     ) -> None:
         """End a sequence, keep its pages for others, and report it."""
-        if sequence.slot >= 0 and reason != "error":
+        late = isinstance(error, DeadlineError)
+        self.counters.expired += late
+        self.counters.failed += reason == "error" and not late
+        if sequence.slot >= 0 and (late or reason != "error"):
             self._space.remember(sequence, sequence.n_computed)
         self._roster.leave(sequence)
         if self._guesser is not None:

@@ -15,6 +15,7 @@ from minfer.engine.config import Counters
 from minfer.engine.sequence import Sequence, State
 from minfer.engine.space import KVSpace
 from minfer.engine.waiting import Waiting
+from minfer.errors import DeadlineError
 
 
 class Roster:
@@ -59,6 +60,16 @@ class Roster:
             self.waiting.remove(sequence)
             self._start(sequence)
         return failed
+
+    def expired(self, now: float) -> list[tuple[Sequence, DeadlineError]]:
+        """Those whose deadline is over, wherever they are, and the error that they end with."""
+        found = []
+        for sequence in (*self.running, *self.waiting):
+            if sequence.deadline <= now:
+                seconds = sequence.deadline - sequence.submitted
+                what = f"the request took more than {seconds:.3g} seconds"
+                found.append((sequence, DeadlineError(what, where="deadline")))
+        return found
 
     def may_admit(self) -> bool:
         """Whether somebody waits who might fit."""

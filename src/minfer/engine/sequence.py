@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from array import array
 from dataclasses import dataclass, field
 from enum import Enum
@@ -52,6 +53,7 @@ class Sequence:
         max_tokens: tokens it may generate.
         stop_ids: tokens that end it.
         client: whose it is.
+        deadline: when it must have ended, in `perf_counter`'s seconds.
         slot: row of the page table while it runs.
     """
 
@@ -62,6 +64,7 @@ class Sequence:
     sampler: Sampler
     reuse_decoded: bool
     client: str = ""
+    deadline: float = math.inf
     priority: int = 0
     state: State = State.WAITING
     n_computed: int = 0

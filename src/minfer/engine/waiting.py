@@ -9,6 +9,7 @@ the pages in the prefix cache instead of computing them again.
 from __future__ import annotations
 
 from collections import Counter, deque
+from collections.abc import Iterator
 from collections.abc import Sequence as Seq
 
 from minfer.engine.sequence import Sequence, State
@@ -29,6 +30,10 @@ class Waiting:
 
     def __len__(self) -> int:
         return len(self._again) + len(self._new)
+
+    def __iter__(self) -> Iterator[Sequence]:
+        yield from self._again
+        yield from self._new
 
     def __contains__(self, sequence: object) -> bool:
         return sequence in self._new or sequence in self._again

@@ -46,7 +46,14 @@ class Answer:
     """
 
     def __init__(
-        self, llm: LLM, worker: Worker, metrics: Metrics, wanted: Sequence[Wanted], client: str
+        self,
+        llm: LLM,
+        worker: Worker,
+        metrics: Metrics,
+        wanted: Sequence[Wanted],
+        *,
+        client: str,
+        deadline: float,
     ) -> None:
         self._worker = worker
         self._metrics = metrics
@@ -63,6 +70,7 @@ class Answer:
                 client=client,
                 accepted=partial(self._events.put_nowait, (index, None)),
                 deliver=partial(self._take, index),
+                deadline=deadline,
             )
             for index, w in enumerate(wanted)
         ]

@@ -165,9 +165,11 @@ class TextReply:
         """Compute the probabilities of the prompts' tokens, for `echo`."""
         per_prompt = len(self._texts) // len(self._body.prompts)
         n_top = self._body.logprobs or 0
+        deadline = self._service.deadline()
         for at in range(0, len(self._texts), per_prompt):
             ids = self._texts[at].wanted.prompt
-            parts = await self._service.worker.gather(partial(score, ids=ids, n_top=n_top))
+            work = partial(score, ids=ids, n_top=n_top)
+            parts = await self._service.worker.gather(work, deadline)
             before = [Choice(ids[0]), *(choice for part in parts for choice in part)]
             for text in self._texts[at : at + per_prompt]:
                 text.before = before

@@ -56,8 +56,9 @@ async def embed(request: Request, body: EmbeddingRequest, service: Ready) -> Res
 
     async def vectors() -> list[NDArray[np.float32]]:
         found = []
+        deadline = service.deadline()
         for ids in encoded:
-            sums = await service.worker.gather(partial(hidden_sums, ids=ids))
+            sums = await service.worker.gather(partial(hidden_sums, ids=ids), deadline)
             found.append(pooled(sums, body.dimensions))
         return found
 

@@ -68,6 +68,8 @@ _COUNTERS: tuple[tuple[str, str, Callable[[Counters], float]], ...] = (
     ("guessed_tokens", "Tokens guessed by speculation.", lambda c: c.guessed_tokens),
     ("right_guesses", "Guessed tokens that were right.", lambda c: c.right_guesses),
     ("preemptions", "Times a sequence lost its pages.", lambda c: c.preemptions),
+    ("failed_sequences", "Sequences that ended with an error.", lambda c: c.failed),
+    ("expired_sequences", "Sequences that ran out of time.", lambda c: c.expired),
     ("engine_steps", "Steps computed.", lambda c: c.steps),
     ("prefill_seconds", "Seconds spent on prompts.", lambda c: c.prefill_seconds),
     ("decode_seconds", "Seconds spent on generated tokens.", lambda c: c.decode_seconds),

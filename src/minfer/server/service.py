@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from time import time
+from time import perf_counter, time
 from typing import Annotated, Any, TypeVar
 
 from fastapi import Depends
@@ -50,7 +50,18 @@ class Service:
 
     def answer(self, request: Request, wanted: Sequence[Wanted]) -> Answer:
         """The sequences a request asks for; not queued before they are entered."""
-        return Answer(self.llm, self.worker, self.metrics, wanted, client_of(request))
+        return Answer(
+            self.llm,
+            self.worker,
+            self.metrics,
+            wanted,
+            client=client_of(request),
+            deadline=self.deadline(),
+        )
+
+    def deadline(self) -> float:
+        """When something that begins now must have ended, in `perf_counter`'s seconds."""
+        return perf_counter() + self.config.timeout
 
     def check_length(self, n_tokens: int, *, room: int = 1) -> None:
         """Refuse a prompt that cannot fit, before the engine has to look at it.

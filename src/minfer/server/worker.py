@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -16,11 +17,19 @@ from concurrent.futures import Future, InvalidStateError
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
+from time import perf_counter
 from typing import Any, Generic, TypeVar
 
 from minfer.engine import Constraint, Engine, Event, SamplingParams
 from minfer.engine import Sequence as Run
-from minfer.errors import BusyError, ClosedError, MinferError, QueueFullError
+from minfer.errors import (
+    BackendError,
+    BusyError,
+    ClosedError,
+    DeadlineError,
+    MinferError,
+    QueueFullError,
+)
 
 _log = logging.getLogger("minfer.server")
 _Result = TypeVar("_Result")
@@ -29,7 +38,7 @@ Command = Callable[[], None]
 STALLED = 0.002
 """Seconds to wait after a step that could do nothing."""
 FAILURES = 3
-"""Steps that may fail in a row before the engine is given up."""
+"""Things that may go wrong in a row before it is found out whether the engine still works."""
 
 
 @dataclass(eq=False)
@@ -44,6 +53,7 @@ class Job:
         client: whose it is; waiting clients take turns.
         accepted: called in the event loop once the engine has queued it.
         deliver: called in the event loop with each event; the last has a finish reason.
+        deadline: when it must have ended, in `perf_counter`'s seconds.
         loop: that event loop.
         run: the engine's side of it, once it is queued.
     """
@@ -55,12 +65,17 @@ class Job:
     client: str
     accepted: Callable[[], None]
     deliver: Callable[[Event], None]
+    deadline: float = math.inf
     loop: asyncio.AbstractEventLoop = field(default_factory=asyncio.get_running_loop)
     run: Run | None = None
 
 
 class Worker:
     """Runs an engine in a thread of its own.
+
+    When one sequence after the other fails, the engine has to compute a token for nobody. If that
+    fails too, or steps break down one after the other, the engine is given up: everybody is told,
+    and `failure` says why. If not, the requests were at fault, and the engine goes on.
 
     Args:
         engine: nobody else may call it from now on.
@@ -81,7 +96,8 @@ class Worker:
         self._jobs: dict[Run, Job] = {}
         self._outbox: dict[asyncio.AbstractEventLoop, list[Command]] = {}
         self._beside: deque[_Beside[Any]] = deque()
-        self._n_failures = 0
+        self._n_failures = 0  # of sequences and the like, in a row
+        self._n_broken = 0  # steps, in a row
         self._thread = threading.Thread(target=self._main, name="minfer-engine", daemon=True)
         self._thread.start()
 
@@ -119,15 +135,18 @@ class Worker:
         """The result of something short, done between two steps; raises as `gather`."""
         return (await self.gather(lambda engine: iter([work(engine)])))[0]
 
-    async def gather(self, work: Callable[[Engine], Iterator[_Result]]) -> list[_Result]:
+    async def gather(
+        self, work: Callable[[Engine], Iterator[_Result]], deadline: float = math.inf
+    ) -> list[_Result]:
         """Everything an iterator yields, one part a step, so that nobody waits for all of it.
 
-        If the caller is cancelled, the rest is not computed.
+        If the caller is cancelled or the deadline is over, the rest is not computed.
 
         Raises:
+            DeadlineError: at the deadline.
             ClosedError: if the worker is closed or its engine has failed.
         """
-        beside = _Beside(self._engine, work)
+        beside = _Beside(self._engine, work, deadline)
         with self._wake:
             self._check_open()
             self._inbox.append(partial(self._beside.append, beside))
@@ -177,21 +196,50 @@ class Worker:
             beside = self._beside.popleft()
             if beside.advance():
                 self._beside.append(beside)
-        if not self._engine.has_work:
-            return
+            self._note(beside.failure, succeeded=beside.failure is None)
+        if self._engine.has_work:
+            self._step()
+        if self._n_failures >= FAILURES:
+            self._try_engine()
+
+    def _step(self) -> None:
         steps = self._engine.counters.steps
         try:
             events = self._engine.step()
         except Exception as error:
-            self._fail(error)
+            _log.error("a step failed", exc_info=error)
+            self._end_all(error)
+            self._n_broken += 1
+            if self._n_broken >= FAILURES:
+                raise
             return
-        self._n_failures = 0
+        self._n_broken = 0
         for run, event in events:
+            self._note(event.error, succeeded=event.choice is not None)
             if run in self._jobs:
                 self._deliver(self._jobs[run], event)
         if not events and not self._beside and self._engine.counters.steps == steps:
             with self._wake:
                 self._wake.wait(STALLED)
+
+    def _note(self, error: Exception | None, *, succeeded: bool) -> None:
+        """Count failures in a row; running out of time is none of the engine's."""
+        if succeeded:
+            self._n_failures = 0
+        elif error is not None and not isinstance(error, DeadlineError):
+            self._n_failures += 1
+
+    def _try_engine(self) -> None:
+        """Compute a token for nobody.
+
+        Raises:
+            Exception: if the engine cannot.
+        """
+        with suppress(BusyError):  # no room for it now; the next failure tries again
+            if not math.isfinite(self._engine.forward([0]).max()):
+                raise BackendError("it computes no finite logits", where="engine")
+            self._n_failures = 0
+            _log.warning("requests fail one after the other; the engine itself is well")
 
     def _add(self, job: Job) -> None:
         try:
@@ -201,6 +249,7 @@ class Worker:
                 stop_ids=job.stop_ids,
                 constraint=job.constraint,
                 client=job.client,
+                deadline=job.deadline,
             )
         except MinferError as error:
             self._deliver(job, Event(None, "error", error))
@@ -211,14 +260,6 @@ class Worker:
     def _cancel(self, job: Job) -> None:
         if job.run in self._jobs:
             self._engine.cancel(job.run)
-
-    def _fail(self, error: Exception) -> None:
-        """A step broke down: end its sequences with the error, and go on with the next ones."""
-        _log.error("a step failed", exc_info=error)
-        self._end_all(error)
-        self._n_failures += 1
-        if self._n_failures >= FAILURES:
-            raise error
 
     def _end_all(self, error: Exception) -> None:
         for run, job in list(self._jobs.items()):
@@ -263,18 +304,26 @@ class Worker:
 
 
 class _Beside(Generic[_Result]):
-    """Something computed beside the sequences, part by part."""
+    """Something computed beside the sequences, part by part; `failure` is what went wrong."""
 
-    def __init__(self, engine: Engine, work: Callable[[Engine], Iterator[_Result]]) -> None:
+    def __init__(
+        self, engine: Engine, work: Callable[[Engine], Iterator[_Result]], deadline: float
+    ) -> None:
         self.result: Future[list[_Result]] = Future()
+        self._deadline = deadline
         self._begin = partial(work, engine)
         self._parts: Iterator[_Result] | None = None
         self._found: list[_Result] = []
+        self.failure: Exception | None = None
 
     def advance(self) -> bool:
         """Compute a part; False at the end."""
         if self.result.cancelled():
             self._parts = None  # nobody holds the generator now, so it is closed
+            return False
+        if perf_counter() > self._deadline:
+            self._parts = None
+            self.fail(DeadlineError("the request took too long", where="deadline"))
             return False
         try:
             if self._parts is None:
@@ -287,6 +336,7 @@ class _Beside(Generic[_Result]):
                 self.result.set_result(self._found)
             return False
         except Exception as error:
+            self.failure = error
             self.fail(error)
             return False
         return True
