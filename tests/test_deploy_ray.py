@@ -1,11 +1,13 @@
-"""Two replicas on one machine, one of them killed under load: nothing is lost without an error."""
+"""Replicas on one machine: one killed under load, where nothing is lost without an error; and more
+of them when there is more to do.
+"""
 
 from __future__ import annotations
 
 import os
 import random
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -20,11 +22,13 @@ MODEL = str(ROOT / "tests" / "data" / "models" / "tiny-llama.gguf")
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
 
 
-@pytest.fixture(scope="module")
-def url() -> Iterator[str]:
-    from ray import serve
+PORT = random.randint(20000, 40000)
+URL = f"http://127.0.0.1:{PORT}"
 
-    from minfer.deploy import application
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[None]:
+    from ray import serve
 
     ray.init(
         num_cpus=4,
@@ -33,12 +37,20 @@ def url() -> Iterator[str]:
         log_to_driver=False,
         runtime_env={"env_vars": {"PYTHONPATH": str(ROOT / "src")}},
     )
-    port = random.randint(20000, 40000)
-    serve.start(http_options={"port": port})
-    serve.run(application(MODEL, replicas=2, device="reference", cpus=0.5))
-    yield f"http://127.0.0.1:{port}"
+    serve.start(http_options={"port": PORT})
+    yield
     serve.shutdown()
     ray.shutdown()
+
+
+@pytest.fixture(scope="module")
+def url(cluster: None) -> str:
+    from ray import serve
+
+    from minfer.deploy import application
+
+    serve.run(application(MODEL, replicas=2, device="reference", cpus=0.5))
+    return URL
 
 
 def ask(url: str, text: str, **more: Any) -> httpx.Response:
@@ -101,8 +113,46 @@ def test_one_replica_killed_under_load(url: str) -> None:
         os.kill(min(before), 9)
         ends = [future.result(90) for future in running]
     assert ends.count("answered") >= 100
-    until = time.monotonic() + 60
-    while len(now := replicas()) < 2 or now == before:
-        assert time.monotonic() < until, "the replica was not replaced"
-        time.sleep(0.5)
+    until(lambda: len(replicas()) == 2 and replicas() != before, "the replica was not replaced")
     assert all(one(n) == "answered" for n in range(12))
+
+
+def test_the_number_of_replicas_follows_the_load(cluster: None) -> None:
+    from ray import serve
+
+    from minfer.deploy import application
+
+    quickly = {
+        "metrics_interval_s": 0.2,
+        "look_back_period_s": 1,
+        "upscale_delay_s": 0.5,
+        "downscale_delay_s": 1,
+    }
+    options: dict[str, Any] = {"device": "reference", "cpus": 0.5, "max_sequences": 2}
+    serve.run(application(MODEL, replicas=1, max_replicas=2, autoscaling=quickly, **options))
+    until(lambda: len(replicas()) == 1, "the earlier replicas go on")
+
+    busy = True
+
+    def one(n: int) -> None:
+        while busy:
+            assert ask(URL, f"Number {n}", max_tokens=64).status_code == 200
+
+    with ThreadPoolExecutor(8) as pool:
+        running = [pool.submit(one, n) for n in range(8)]
+        try:
+            until(lambda: len(replicas()) == 2, "no second replica came")
+        finally:
+            busy = False
+        for future in running:
+            future.result(90)
+    until(lambda: len(replicas()) == 1, "the second replica stays")
+    assert ask(URL, "hello").status_code == 200
+
+
+def until(done: Callable[[], bool], otherwise: str) -> None:
+    """Wait for something to become true."""
+    end = time.monotonic() + 60
+    while not done():
+        assert time.monotonic() < end, otherwise
+        time.sleep(0.2)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any
 
@@ -20,6 +21,7 @@ def application(
     *,
     replicas: int = 1,
     max_replicas: int | None = None,
+    autoscaling: Mapping[str, Any] | None = None,
     fronts: int = 1,
     cpus: float = 1.0,
     gpus: float = 0.0,
@@ -32,6 +34,7 @@ def application(
         model: any name of a model; every machine must be able to resolve it.
         replicas: copies of the model, or the fewest of them.
         max_replicas: the most of them; more than `replicas` lets their number follow the load.
+        autoscaling: how it follows, as Ray's `AutoscalingConfig` has it: `upscale_delay_s`, ...
         fronts: processes that take requests in.
         cpus, gpus: of a replica, for Ray's placement.
         config: limits, keys and names, as for one server.
@@ -43,23 +46,15 @@ def application(
     """
     try:
         from ray import serve
-        from ray.serve.config import AutoscalingConfig, RequestRouterConfig
+        from ray.serve.config import RequestRouterConfig
     except ModuleNotFoundError as error:
         raise ServerError(
             f"the package {error.name!r} is missing",
             where="deploy",
             remedy="Install it with `pip install 'minfer[ray,server]'`",
         ) from None
-    if not 1 <= replicas <= (max_replicas or replicas):
-        raise RequestError(f"{replicas} to {max_replicas} replicas make no sense", where="replicas")
     config = config or ServerConfig()
     running = int(options.get("max_sequences", 8))
-    how_many: dict[str, Any] = {"num_replicas": replicas}
-    if max_replicas is not None and max_replicas > replicas:
-        scaling = AutoscalingConfig(
-            min_replicas=replicas, max_replicas=max_replicas, target_ongoing_requests=running
-        )
-        how_many = {"autoscaling_config": scaling}
     copies = serve.deployment(
         name=REPLICA,
         max_ongoing_requests=running + config.max_waiting,
@@ -70,7 +65,7 @@ def application(
             request_router_class="minfer.deploy.routing.PrefixRouter"
         ),
         ray_actor_options={"num_cpus": cpus, "num_gpus": gpus},
-        **how_many,
+        **how_many(replicas, max_replicas, running, autoscaling or {}),
     )(Replica).bind(model, config, options)
 
     def build_front() -> Front:
@@ -98,6 +93,36 @@ def application(
         ray_actor_options={"num_cpus": 0},
     )(door)
     return front.bind(copies)
+
+
+def how_many(
+    least: int, most: int | None, running: int, autoscaling: Mapping[str, Any]
+) -> dict[str, Any]:
+    """A deployment's options on the number of its replicas.
+
+    They are so many that each has about as many requests as it computes at the same time: with
+    fewer some would wait, with more the steps of each would be smaller.
+
+    Args:
+        least, most: replicas; no `most` is no more than the least.
+        running: sequences that a replica computes at the same time.
+        autoscaling: further settings of Ray's `AutoscalingConfig`.
+
+    Raises:
+        RequestError: for numbers that make no sense.
+    """
+    if not 1 <= least <= (least if most is None else most):
+        raise RequestError(f"{least} to {most} replicas make no sense", where="replicas")
+    if most is None or most == least:
+        if autoscaling:
+            raise RequestError(
+                f"the number of replicas is fixed at {least}",
+                where="autoscaling",
+                remedy="Set max_replicas to more than that",
+            )
+        return {"num_replicas": least}
+    settings = {"min_replicas": least, "max_replicas": most, "target_ongoing_requests": running}
+    return {"autoscaling_config": {**settings, **autoscaling}}
 
 
 def build(arguments: dict[str, Any]) -> Any:
