@@ -22,15 +22,15 @@ from minfer.errors import BackendError
 
 ARCHS = ("80", "86", "89", "90a", "100a", "120a")
 MODULES = list(dict.fromkeys(OPS.values()))
-HOPPER, LATER = ("90a",), ("90a", "100a", "120a")
+EARLIER, HOPPER, LATER = ("80", "86", "89"), ("90a",), ("90a", "100a", "120a")
 CONTAINS = (
     ("matmul_gemm_sm90", HOPPER, {WGMMA, BULK}),
     ("attention_prefill_sm90", HOPPER, {WGMMA, BULK}),
     ("matmul_vec", LATER, {MMA, BULK}),
     ("matmul_batch", LATER, {MMA, BULK}),
-    ("matmul_vec", ("80", "86", "89"), {MMA, ASYNC}),
-    ("matmul_batch", ("80", "86", "89"), {MMA, ASYNC}),
-    ("matmul_gemm", ARCHS, {MMA, ASYNC}),
+    ("matmul_vec", EARLIER, {MMA, ASYNC}),
+    ("matmul_batch", EARLIER, {MMA, ASYNC}),
+    ("matmul_gemm", (*EARLIER, "100a", "120a"), {MMA, ASYNC}),
     ("attention_prefill", ARCHS, {MMA, ASYNC}),
     ("attention_decode", ARCHS, {MMA}),
 )
