@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from minfer.backends import Split, Weight
+from minfer.backends import ALIGNMENT, Backend, Split, Weight
 from minfer.backends.reference import ReferenceBackend
 from minfer.graph import PAGE, Graph, KVSpec, Node
 
@@ -42,6 +43,49 @@ class Recorder(ReferenceBackend):
     def compile(self, split: Split) -> Callable[[], None]:
         self.compiled += [split.graph.nodes[i].op for i in split.nodes]
         return lambda: None
+
+
+class Dirty:
+    """Another backend in whose memory nothing but a step's inputs and the stored cells is a number.
+
+    All else of the arena is NaN whenever a split runs, and a new KV state is NaN throughout.
+    """
+
+    def __init__(self, backend: Backend) -> None:
+        self._backend = backend
+        self._end = 0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._backend, name)
+
+    def reserve(self, nbytes: int) -> int:
+        self._end = max(self._end, nbytes)
+        return self._backend.reserve(nbytes)
+
+    def add_state(self, spec: KVSpec) -> int:
+        taken = self._backend.add_state(spec)
+        for page in range(spec.n_pages):
+            size = len(self._backend.read_page(spec.name, page))
+            self._backend.write_page(spec.name, page, b"\xff" * size)
+        return taken
+
+    def compile(self, split: Split) -> Callable[[], None]:
+        run = self._backend.compile(split)
+        nodes = split.graph.nodes
+        assert len(split.nodes) == sum(n.op != "input" for n in nodes), "one split has all"
+        inputs = sorted((split.offsets[n.id], n.nbytes) for n in split.graph.inputs.values())
+        holes, at = [], 0
+        for start, nbytes in (*inputs, (self._end // ALIGNMENT * ALIGNMENT, 0)):
+            if at < start:
+                holes.append((at, np.full((start - at) // 4, np.nan, np.float32)))
+            at = start + -(-nbytes // ALIGNMENT) * ALIGNMENT
+
+        def dirty_run() -> None:
+            for start, nothing in holes:
+                self._backend.upload(start, nothing)
+            run()
+
+        return dirty_run
 
 
 def next_token(history: Sequence[int], n_vocab: int) -> int:

@@ -9,9 +9,9 @@ from minfer.errors import BackendError
 from minfer.settings import Settings
 
 
-@pytest.fixture(params=["reference", "cpu"])
+@pytest.fixture(params=["reference", "cpu", pytest.param("cuda", marks=pytest.mark.cuda)])
 def backend_name(request: pytest.FixtureRequest) -> str:
-    """Each backend that needs no GPU; skips where it cannot be made, with the reason."""
+    """Each backend; skips where it cannot be made, with the reason."""
     try:
         create_backend(request.param, Settings()).close()
     except (BackendError, ImportError) as error:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,20 +14,14 @@ from minfer.settings import Settings
 MakeGpu = Callable[..., Any]
 
 
-@pytest.fixture(scope="session")
-def kernel_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """One folder of compiled kernels for the whole session."""
-    return tmp_path_factory.mktemp("kernels")
-
-
 @pytest.fixture
-def make_gpu(kernel_cache: Path) -> Iterator[MakeGpu]:
+def make_gpu() -> Iterator[MakeGpu]:
     """Makes CUDA backends with settings given by keyword; closes them after the test."""
     made: list[Any] = []
 
     def make(**settings: Any) -> Any:
         try:
-            made.append(create_backend("cuda", Settings(cache_dir=kernel_cache, **settings)))
+            made.append(create_backend("cuda", Settings(**settings)))
         except BackendError as error:
             pytest.skip(str(error))
         return made[-1]

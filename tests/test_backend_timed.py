@@ -16,12 +16,13 @@ def test_work_is_run_once_and_timed(backend_name: str) -> None:
         runs.append(1)
         time.sleep(0.02)
 
-    assert 0.02 <= backend.timed(work) < 2
+    assert 0.0195 <= backend.timed(work) < 2  # a device's clock is not the host's
     assert runs == [1]
     backend.close()
 
 
 def test_a_backend_names_its_device(backend_name: str) -> None:
     backend = create_backend(backend_name, Settings(threads=2))
-    assert ("NumPy" if backend_name == "reference" else "2 threads") in backend.describe()
+    said = {"reference": "NumPy", "cpu": "2 threads", "cuda": "sm_"}
+    assert said[backend_name] in backend.describe()
     backend.close()
