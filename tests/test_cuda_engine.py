@@ -1,0 +1,197 @@
+"""Engines on a GPU: replay and eager, side by side, after failures, with some layers on the CPU."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+import pytest
+from test_engine_invariance import Watching
+from tiny_models import GREEDY, expected, generate, make_engine, run, tiny, tokens
+
+from minfer.backends import create_backend
+from minfer.dtypes import F32
+from minfer.engine import Engine, SamplingParams
+from minfer.errors import BackendError
+from minfer.scheduler import Device
+from minfer.settings import Settings
+
+pytest_plugins = ["cuda_fixtures"]
+pytestmark = pytest.mark.cuda
+
+COMING = (
+    (0, 5, 240),
+    (3, 60, 50),
+    (10, 3, 30),
+    (25, 64, 100),
+    (26, 129, 20),
+    (27, 1, 90),
+    (90, 63, 70),
+    (150, 30, 8),
+    (152, 31, 8),
+)
+"""Requests: the step they come at, tokens of the prompt, tokens to generate."""
+
+
+def engine_on(backend: Any, name: str = "qwen2", **changes: Any) -> Engine:
+    sizes = {"n_cells": 2048, "max_sequences": 8} | changes
+    return make_engine(name, [Device(backend)], **sizes)
+
+
+def play(engine: Engine, name: str, *, watch: bool) -> list[Any]:
+    """What the requests of `COMING` get: their tokens, and where they are watched, every logit.
+
+    Batches grow to six rows and shrink again, and contexts cross the ends of pages. Watched
+    requests take the host's path; of the others the device chooses the tokens.
+    """
+    ids = expected(name)["ids"].tolist()
+    owners, watching = [], []
+    step = 0
+    while engine.has_work or len(owners) < len(COMING):
+        for at, n_prompt, n in COMING:
+            if at == step:
+                watching.append(Watching())
+                params = SamplingParams(temperature=0.0, max_tokens=n)
+                constraint = watching[-1] if watch else None
+                prompt = ids[len(owners) : len(owners) + n_prompt]
+                owners.append(engine.add(prompt, params, constraint=constraint))
+        engine.step()
+        step += 1
+    assert step >= 200
+    assert {owner.finish_reason for owner in owners} == {"length"}
+    return [*(owner.tokens for owner in owners), *(np.array(w.rows) for w in watching)]
+
+
+def same(found: Sequence[Any], right: Sequence[Any]) -> None:
+    for one, other in zip(found, right, strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+@pytest.mark.parametrize("watch", [True, False], ids=["host", "device"])
+@pytest.mark.parametrize("name", ["qwen2", "gemma3"])
+def test_replay_is_bit_equal_to_eager_over_200_steps(make_gpu: Any, name: str, watch: bool) -> None:
+    played = []
+    for eager in (False, True):
+        backend = make_gpu(no_cuda_graph=eager)
+        engine = engine_on(backend, name)
+        played.append(play(engine, name, watch=watch))
+        counters = backend.counters
+        engine.close()
+        if eager:
+            assert (counters.captures, counters.replays) == (0, 0)
+        else:
+            assert counters.captures >= 4  # batches of 1, 2, 4 and 8 rows
+            assert counters.replays > 4 * counters.eager
+    same(*played)
+
+
+def test_two_engines_in_two_threads(make_gpu: Any) -> None:
+    names = ("qwen2", "llama")
+    alone = []
+    for name in names:
+        engine = engine_on(make_gpu(), name)
+        alone.append(play(engine, name, watch=True))
+        engine.close()
+    engines = [engine_on(make_gpu(), name) for name in names]
+    with ThreadPoolExecutor(2) as threads:
+        running = [
+            threads.submit(play, engine, name, watch=True)
+            for engine, name in zip(engines, names, strict=True)
+        ]
+        together = [one.result() for one in running]
+    for found, right in zip(together, alone, strict=True):
+        same(found, right)
+    for engine in engines:
+        engine.close()
+
+
+def test_captures_of_an_arena_that_moved_are_made_again(make_gpu: Any) -> None:
+    backend = make_gpu()
+    engine = engine_on(backend)
+    params = SamplingParams(temperature=0.0, max_tokens=30)
+    prompt = expected("qwen2")["ids"].tolist()[:40]
+    seen = []
+    for moves in (False, True):
+        watching = Watching()
+        engine.add(prompt, params, constraint=watching)
+        while engine.has_work:
+            engine.step()
+            if moves and len(watching.rows) == 15:
+                before = backend.counters.captures
+                backend.reserve((256 << 20) + 1)
+        seen.append(np.array(watching.rows))
+        engine.clear_cache()
+    assert backend.counters.captures > before
+    assert backend.graphs
+    engine.close()
+    same([seen[1]], [seen[0]])
+
+
+PROMPT = list(range(20, 40))
+
+
+def right_answer(make_gpu: Any) -> list[int]:
+    engine = engine_on(make_gpu(no_cuda_graph=True))
+    found = generate(engine, PROMPT, SamplingParams(temperature=0.0, max_tokens=20))
+    engine.close()
+    return found
+
+
+@pytest.mark.parametrize("site", ["capture", "instantiate", "replay"])
+def test_a_broken_graph_is_told_and_costs_no_token(make_gpu: Any, site: str) -> None:
+    right = right_answer(make_gpu)
+    backend = make_gpu()
+    engine = engine_on(backend)
+    params = SamplingParams(temperature=0.0, max_tokens=20)
+    backend.device.faults.arm(site)
+    with pytest.warns(RuntimeWarning, match="CUDA graphs are off"):
+        assert generate(engine, PROMPT, params) == right
+    assert not backend.graphs
+    assert generate(engine, PROMPT, params) == right
+    engine.close()
+
+
+@pytest.mark.parametrize(
+    ("site", "graphs"),
+    [
+        ("launch", False),  # a replayed step passes no launch
+        *((site, graphs) for site in ("upload", "download", "synchronize") for graphs in (0, 1)),
+    ],
+)
+def test_a_failed_step_ends_its_request_and_no_other(
+    make_gpu: Any, site: str, graphs: bool
+) -> None:
+    right = right_answer(make_gpu)
+    backend = make_gpu(no_cuda_graph=not graphs)
+    engine = engine_on(backend)
+    owner = engine.add(PROMPT, SamplingParams(temperature=0.0, max_tokens=20))
+    events = []
+    while engine.has_work:
+        events += [event for who, event in engine.step() if who is owner]
+        if len(events) == 8:
+            backend.device.faults.arm(site)
+    assert isinstance(events[-1].error, BackendError)
+    assert site in str(events[-1].error)
+    assert tokens(events) == right[: len(tokens(events))]
+    following = engine.add(PROMPT, SamplingParams(temperature=0.0, max_tokens=20))
+    assert tokens(run(engine, following)[following]) == right
+    engine.close()
+
+
+@pytest.mark.parametrize("name", ["qwen2", "gemma3"])
+def test_layers_on_two_devices_give_the_same_model(make_gpu: Any, name: str) -> None:
+    right = expected(name)
+    n_layers = len({n.split(".")[1] for n in tiny(name).tensors if n.startswith("blk.")})
+    for n in range(1, n_layers + 1):
+        devices = [Device(make_gpu(), n), Device(create_backend("cpu", Settings(threads=2)))]
+        engine = make_engine(name, devices, cache_type=F32)
+        logits = engine.forward(right["ids"].tolist())
+        greedy = generate(engine, right["greedy_prompt"].tolist(), GREEDY)
+        assert set(engine.weight_bytes) == {"cuda", "cpu"}
+        engine.close()
+        error = np.abs(logits - right["logits"]).max() / np.abs(right["logits"]).max()
+        assert error < 4e-3, n
+        certain = int((right["greedy_margin"][: len(greedy)] >= 0.05).cumprod().sum())
+        assert greedy[:certain] == right["greedy"][:certain].tolist(), n
