@@ -15,6 +15,10 @@ def main() -> NoReturn:
     """Carry out the command line of this process."""
     try:
         from minfer.cli.app import call
+        from minfer.cli.report import leave
     except KeyboardInterrupt:  # before there is a command that could say so
         sys.exit(130)
-    sys.exit(call(sys.argv[1:]))
+    code = call(sys.argv[1:])
+    if sys.argv[1:2] == ["serve"]:
+        leave(code)
+    sys.exit(code)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import threading
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
@@ -60,8 +61,7 @@ def create_app(
     async def life(app: FastAPI) -> AsyncIterator[None]:
         async def open_model() -> None:
             try:
-                llm = await asyncio.to_thread(load)
-                app.state.service = Service(llm, config, metrics)
+                app.state.service = Service(await _loaded(load), config, metrics)
             except Exception as error:
                 if failed is None:
                     raise
@@ -73,7 +73,8 @@ def create_app(
         try:
             yield
         finally:
-            await opening
+            opening.cancel()  # a model that nobody waits for any more
+            await asyncio.gather(opening, return_exceptions=True)
             if app.state.service is not None:
                 await asyncio.to_thread(app.state.service.close)
 
@@ -92,6 +93,39 @@ def create_app(
         app.add_exception_handler(kind, answer_error)
     app.add_exception_handler(ClientGone, _nobody)
     return app
+
+
+async def _loaded(load: Callable[[], LLM]) -> LLM:
+    """What `load` answers, in a thread that does not keep the process from ending.
+
+    A model that comes when nobody waits for it any more is closed.
+    """
+    loop = asyncio.get_running_loop()
+    model: asyncio.Future[LLM] = loop.create_future()
+
+    def hand_over(found: LLM | Exception) -> None:
+        if isinstance(found, Exception):
+            if not model.done():
+                model.set_exception(found)
+        elif model.done():
+            found.close()
+        else:
+            model.set_result(found)
+
+    def work() -> None:
+        found: LLM | Exception
+        try:
+            found = load()
+        except Exception as error:
+            found = error
+        try:
+            loop.call_soon_threadsafe(hand_over, found)
+        except RuntimeError:  # the loop has ended
+            if not isinstance(found, Exception):
+                found.close()
+
+    threading.Thread(target=work, name="minfer-load", daemon=True).start()
+    return await model
 
 
 def _middleware(config: ServerConfig, metrics: Metrics) -> list[Middleware]:
