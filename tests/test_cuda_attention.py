@@ -12,7 +12,7 @@ from cuda_harness import Runner, error
 from minfer.backends import Split
 from minfer.backends.cuda.kv import scale_group
 from minfer.dtypes import BY_NAME, F32
-from minfer.graph import PAGE, AttentionAttrs, GraphBuilder, KVSpec
+from minfer.graph import PAGE, AttentionAttrs, Graph, GraphBuilder, KVSpec
 
 pytest_plugins = ["cuda_fixtures"]
 pytestmark = pytest.mark.cuda
@@ -58,7 +58,7 @@ def rounded(x: np.ndarray, kv: str) -> np.ndarray:
     if kv == "f32":
         return x.astype(np.float32).astype(np.float64)
     if kv == "f16":
-        return x.astype(np.float16).astype(np.float64)
+        return x.astype(np.float32).astype(np.float16).astype(np.float64)
     group = scale_group(x.shape[-1])
     parts = x.astype(np.float32).reshape(*x.shape[:-1], -1, group)
     d = np.abs(parts).max(-1, keepdims=True) / np.float32(127)
@@ -173,6 +173,21 @@ class Problem:
         return reference(case, q.reshape(len(q), case.n_heads, case.head_dim), kv)
 
 
+def rows_of(problem: Problem, rows: int) -> Graph:
+    """A graph of so many single rows over the sequences of a problem, which stores nothing."""
+    graph = problem.runner.graph
+    attention, spec = graph.nodes[graph.outputs[0]], graph.states["kv"]
+    builder = GraphBuilder({}, {"kv": spec})
+    q = builder.input("q", (rows, attention.shape[1]), F32)
+    k = builder.input("k", (1, spec.n_kv_heads * spec.head_dim), F32)
+    at, seqs = builder.input("positions", (rows,)), builder.input("seqs", (rows,))
+    cells = builder.input("cells", (1,))
+    table = builder.input("page_table", problem.table.shape)
+    store = builder.kv_store(k, k, cells, "kv", "store")
+    attrs = dataclasses.replace(attention.attrs, single_rows=rows)
+    return builder.build(builder.attention(q, at, seqs, table, store, attrs, "rows"))
+
+
 TYPES = ("f32", "f16", "q8_0")
 LENGTHS = (0, 1, 15, 16, 63, 64, 65, 127, 300, 1023, 1024, 2047, 2048, 2049, 4200)
 
@@ -183,6 +198,62 @@ def test_single_rows(gpu: Any, head_dim: int, kv: str) -> None:
     case = Case(head_dim=head_dim, kv=kv, lengths=LENGTHS, padding=(1, 0))
     problem = Problem(gpu, case)
     assert error(problem.out, problem.expected()) < 2e-5
+
+
+@pytest.mark.parametrize("kv", ["f16", "q8_0"])
+def test_every_number_of_keys(gpu: Any, kv: str) -> None:
+    """A row for each of 1 to 4200 keys of one sequence: all ends of strands, pages and parts."""
+    n, head_dim, n_heads, n_kv_heads = 4200, 64, 4, 2
+    case = Case(head_dim, n_heads, n_kv_heads, kv, lengths=(n - 1,))
+    problem = Problem(gpu, case)
+    (k, v), group = (rounded(x, kv) for x in problem.kv[0]), n_heads // n_kv_heads
+    runner = Runner(gpu, rows_of(problem, n))
+    runner.poison()
+    q = RNG.standard_normal((n, n_heads * head_dim)).astype(np.float32)
+    found = runner(
+        q=q, positions=np.arange(n), seqs=np.zeros(n), page_table=problem.table, cells=[-1]
+    )
+    for head in range(n_heads):
+        columns = slice(head * head_dim, (head + 1) * head_dim)
+        scores = q[:, columns].astype(np.float64) @ k[:, head // group].T / np.sqrt(head_dim)
+        scores[np.triu_indices(n, 1)] = -np.inf
+        p = np.exp(scores - scores.max(-1, keepdims=True))
+        expected = p / p.sum(-1, keepdims=True) @ v[:, head // group]
+        of_rows = np.linalg.norm(found[:, columns] - expected, axis=-1)
+        worst = (of_rows / np.linalg.norm(expected, axis=-1)).max()
+        assert worst < 1e-4, head
+
+
+@pytest.mark.parametrize("kv", TYPES)
+@pytest.mark.parametrize("head_dim", [64, 80, 128])
+def test_values_come_back_from_the_cache_as_it_rounds_them(
+    gpu: Any, head_dim: int, kv: str
+) -> None:
+    """A window of one key: each row is its own value, whichever path reads it."""
+    case = Case(head_dim, 2, 2, kv, lengths=(0, 63, 64, 130), chunks=((0, 140),), window=1)
+    problem = Problem(gpu, case)
+    for row, (position, slot) in enumerate(zip(case.positions, case.slots, strict=True)):
+        kept = rounded(problem.kv[slot][1], kv)[position].reshape(-1)
+        np.testing.assert_allclose(
+            problem.out[row], kept, rtol=2e-3 if kv == "q8_0" else 1e-6, atol=1e-7
+        )
+
+
+@pytest.mark.parametrize("kv", TYPES)
+def test_saved_pages_go_on_in_other_places(gpu: Any, kv: str) -> None:
+    """As when a sequence loses its pages and gets others: bit for bit the same."""
+    problem = Problem(gpu, Case(kv=kv, lengths=(200, 64)))
+    pages = [page for row in problem.table for page in row if page >= 0]
+    kept = [gpu.read_page("kv", page) for page in pages]
+    for page in range(problem.runner.graph.states["kv"].n_pages):
+        gpu.write_page("kv", page, b"\xff" * len(kept[0]))
+    moved = dict(zip(pages, RNG.permutation(pages), strict=True))
+    for page, content in zip(pages, kept, strict=True):
+        gpu.write_page("kv", moved[page], content)
+    problem.runner.upload(page_table=np.vectorize(lambda page: moved.get(page, -1))(problem.table))
+    graph, offsets = problem.runner.graph, problem.runner.offsets
+    gpu.compile(Split(graph, tuple(n.id for n in graph.nodes if n.op == "attention"), offsets))()
+    np.testing.assert_array_equal(problem.runner.result(), problem.out)
 
 
 @pytest.mark.parametrize(
@@ -253,18 +324,7 @@ def test_row_alone_equals_row_in_batch(gpu: Any, n_kv_heads: int, kv: str) -> No
     together = Problem(
         gpu, Case(kv=kv, n_kv_heads=n_kv_heads, lengths=lengths, padding=(25, 0), window=0)
     )
-    graph = together.runner.graph
-    attention = graph.nodes[graph.outputs[0]]
-    spec = graph.states["kv"]
-    builder = GraphBuilder({}, {"kv": spec})
-    q = builder.input("q", (1, attention.shape[1]), F32)
-    k = builder.input("k", (1, spec.n_kv_heads * spec.head_dim), F32)
-    at, seqs = builder.input("positions", (1,)), builder.input("seqs", (1,))
-    cells = builder.input("cells", (1,))
-    table = builder.input("page_table", together.table.shape)
-    store = builder.kv_store(k, k, cells, "kv", "store")
-    attrs = dataclasses.replace(attention.attrs, single_rows=1)
-    alone = Runner(gpu, builder.build(builder.attention(q, at, seqs, table, store, attrs, "one")))
+    alone = Runner(gpu, rows_of(together, 1))
     alone.upload(page_table=together.table, cells=[-1])
     for row, length in enumerate(lengths):
         out = alone(q=together.q[row : row + 1], positions=[length], seqs=[row])
