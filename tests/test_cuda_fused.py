@@ -17,6 +17,7 @@ from minfer.graph import (
     GatedAttrs,
     GraphBuilder,
     KVSpec,
+    MatMulAttrs,
     RopeAttrs,
     RopeSpec,
 )
@@ -152,3 +153,32 @@ def test_fused_ffn_is_its_chain(gpu: Any, act: Any, single_rows: int) -> None:
         outs.append(runner(x=data, counts=[single_rows, 5 - single_rows, 0]))
     # the gate's activation may differ in the last bit between the two kernels
     np.testing.assert_allclose(outs[1], outs[0], rtol=2e-6, atol=1e-7)
+
+
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("single_rows", [1, 5, 24, 0])
+def test_a_product_with_its_residual_is_its_chain(gpu: Any, single_rows: int, bias: bool) -> None:
+    rng = np.random.default_rng(3)
+    rows = max(single_rows, 5)
+    weights = {
+        "w": weight("w", rng.standard_normal((256, N_IN)) * 0.05, BY_NAME["q4_K"]),
+        "b": weight("b", rng.standard_normal(256), F32),
+    }
+    data = {"x": rng.standard_normal((rows, N_IN)), "r": rng.standard_normal((rows, 256))}
+    outs = []
+    for fused in (False, True):
+        builder = GraphBuilder({n: w.spec for n, w in weights.items()}, {})
+        x, r = builder.input("x", (rows, N_IN), F32), builder.input("r", (rows, 256), F32)
+        builder.input("counts", (3,))
+        if fused:
+            attrs = MatMulAttrs(single_rows, bias, residual=True)
+            names = ("w", "b") if bias else ("w",)
+            out = builder.node("matmul", (x, r), attrs, "y", names)
+        else:
+            out = builder.matmul(x, "w", "w", single_rows, "b" if bias else None)
+            out = builder.add(out, r, "y")
+        runner = Runner(gpu, builder.build(out), weights)
+        runner.poison()
+        outs.append(runner(**data, counts=[single_rows, rows - single_rows, 0]))
+    assert np.isfinite(outs[0]).all()
+    np.testing.assert_array_equal(outs[1], outs[0])
