@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from cuda_layers import prepare
 
 from minfer.backends import create_backend
 from minfer.errors import BackendError
@@ -17,3 +18,14 @@ def backend_name(request: pytest.FixtureRequest) -> str:
     except (BackendError, ImportError) as error:
         pytest.skip(f"no {request.param} backend: {error}")
     return request.param
+
+
+@pytest.fixture(scope="session")
+def swept_kernels() -> None:
+    """On a GPU, the kernels of the sweeps over types and sizes, compiled together."""
+    try:
+        backend = create_backend("cuda", Settings())
+    except BackendError:
+        return
+    prepare(backend)
+    backend.close()

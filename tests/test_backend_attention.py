@@ -11,6 +11,8 @@ from op_cases import relative_error
 from minfer.dtypes import F16, F32, Q8_0
 from minfer.graph import PAGE, KVSpec
 
+pytestmark = pytest.mark.usefixtures("swept_kernels")
+
 TOLERANCE = {F32: 1e-5, F16: 1e-3, Q8_0: 2e-2}
 
 BATCHES = {

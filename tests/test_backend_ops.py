@@ -7,6 +7,8 @@ import pytest
 from backend_runner import BACKENDS, backend, run
 from op_cases import Case, cases, relative_error
 
+pytestmark = pytest.mark.usefixtures("swept_kernels")
+
 
 @pytest.mark.parametrize("name", BACKENDS)
 @pytest.mark.parametrize("case", list(cases()), ids=lambda c: c.name)

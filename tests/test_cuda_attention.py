@@ -15,7 +15,7 @@ from minfer.dtypes import BY_NAME, F32
 from minfer.graph import PAGE, AttentionAttrs, Graph, GraphBuilder, KVSpec
 
 pytest_plugins = ["cuda_fixtures"]
-pytestmark = pytest.mark.cuda
+pytestmark = [pytest.mark.cuda, pytest.mark.usefixtures("swept_kernels")]
 
 RNG = np.random.default_rng(7)
 

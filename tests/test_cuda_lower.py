@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from cuda_layers import layer
 from cuda_lowering import CARDS, lower
 from hypothesis import given
 from hypothesis import strategies as st
@@ -16,37 +17,13 @@ from minfer.backends.cuda.kv import ELEMENT_BYTES, KVState, scale_group
 from minfer.backends.cuda.launch import Launch
 from minfer.backends.cuda.ops import OPS, attention_decode, attention_prefill
 from minfer.backends.cuda.ops.rope import frequencies
-from minfer.dtypes import BY_NAME, F16, F32, Q8_0
+from minfer.dtypes import F16, F32, Q8_0
 from minfer.graph import OPS as GRAPH_OPS
 from minfer.graph import (
     PAGE,
-    AttentionAttrs,
-    Graph,
-    GraphBuilder,
     KVSpec,
-    RopeAttrs,
     RopeSpec,
-    WeightSpec,
 )
-
-
-def layer(
-    head_dim: int, kv: str, rows: int, single: int, heads: int = 14, kv_heads: int = 2
-) -> Graph:
-    """A norm, rotations, the store and the attention of a layer."""
-    spec = KVSpec("kv", kv_heads, head_dim, BY_NAME[kv], 64)
-    weights = {"norm": WeightSpec(F32, (heads * head_dim,))}
-    builder = GraphBuilder(weights, {"kv": spec})
-    q = builder.input("q", (rows, heads * head_dim), F32)
-    k = builder.input("k", (rows, kv_heads * head_dim), F32)
-    positions, cells = builder.input("positions", (rows,)), builder.input("cells", (rows,))
-    seqs, table = builder.input("seqs", (rows,)), builder.input("page_table", (8, 32))
-    rope = RopeSpec("neox", tuple(1.0 / (i + 1) for i in range(head_dim // 2)))
-    x = builder.rms_norm(q, "norm", "norm", 1e-6)
-    x = builder.rope(x, positions, RopeAttrs(heads, head_dim, rope), "rope")
-    store = builder.kv_store(k, k, cells, "kv", "store")
-    attrs = AttentionAttrs("kv", heads, kv_heads, head_dim, 0.1, single)
-    return builder.build(builder.attention(x, positions, seqs, table, store, attrs, "attention"))
 
 
 def names(launches: list[Launch]) -> list[str]:
