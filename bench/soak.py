@@ -21,7 +21,7 @@ from pathlib import Path
 from time import perf_counter
 from urllib.request import urlopen
 
-from bench.serve import QUESTIONS, free_port, running
+from bench.serve import free_port, question, running
 
 KINDS = ("whole", "stream", "leave", "malformed", "slow", "tools", "long", "embed")
 PATIENCE = 120.0
@@ -54,8 +54,8 @@ async def client(port: int, kind: str, source: random.Random) -> str:
 def request(kind: str, source: random.Random) -> tuple[str, dict[str, object]]:
     """The path and the body of a request."""
     if kind == "embed":
-        return "/v1/embeddings", {"input": [source.choice(QUESTIONS)] * source.randint(1, 4)}
-    text = source.choice(QUESTIONS)
+        return "/v1/embeddings", {"input": [question(source)] * source.randint(1, 4)}
+    text = question(source)
     if kind == "long":
         text += " and so on" * source.randint(50, 250)
     body: dict[str, object] = {
