@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import sqlite3
 from collections.abc import Iterator
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -24,6 +25,7 @@ from minfer.measure import (
     jsonl_rows,
     markdown,
     record,
+    sql_rows,
 )
 
 FACTS = Facts("m.gguf", "qwen2 7B Q4_K - Medium", 4680000000, 7620000000, "CPU", 4, "cpu", "", 28)
@@ -61,6 +63,29 @@ def test_figures() -> None:
     assert with_floor["floor_share"] == 0.375
 
 
+def cell(value: object) -> str:
+    if isinstance(value, float):
+        return f"{value:.6f}"
+    return str(int(value)) if isinstance(value, bool) else str(value)
+
+
+def test_sql_fills_a_database() -> None:
+    rows = [replace(ROW, setup=Setup("it's.gguf"), floor_seconds=0.5), replace(ROW, samples_ns=[7])]
+    text = "".join(sql_rows([rows[1]]))
+    assert text.startswith("CREATE TABLE IF NOT EXISTS llama_bench (\n  build_commit TEXT,\n")
+    assert "\n  cpu_strict INTEGER,\n" in text and "\n  stddev_ts REAL\n);\n\nINSERT" in text
+    assert text.endswith("', '0.000000');\n")
+    database = sqlite3.connect(":memory:")
+    database.executescript("".join(sql_rows(rows[:1])))
+    database.executescript("".join(sql_rows(rows[:1])))
+    found = database.execute("SELECT * FROM llama_bench").fetchall()
+    assert found[0] == found[1]
+    for value, expected in zip(found[0], record(rows[0]).values(), strict=True):
+        assert value == (pytest.approx(expected) if isinstance(expected, float) else expected)
+        assert type(value) is (int if isinstance(expected, bool) else type(expected))
+    database.close()
+
+
 def test_csv_and_json_say_the_same() -> None:
     rows = [ROW, replace(ROW, test=Case(0, 128, 64))]
     lines = list(csv.DictReader(io.StringIO("".join(csv_rows(rows)))))
@@ -70,9 +95,7 @@ def test_csv_and_json_say_the_same() -> None:
     for line, item in zip(lines, objects, strict=True):
         assert item.pop("samples_ns") == [1_000_000_000, 2_000_000_000]
         assert len(item.pop("samples_ts")) == 2
-        assert line == {
-            k: str(v).lower() if isinstance(v, bool) else str(v) for k, v in item.items()
-        }
+        assert line == {k: cell(v) for k, v in item.items()}
 
 
 def test_json_of_an_interrupted_run_is_closed() -> None:

@@ -34,6 +34,7 @@ class Output(StrEnum):
     csv = "csv"
     json = "json"
     jsonl = "jsonl"
+    sql = "sql"
 
 
 @dataclass(frozen=True)
@@ -232,6 +233,8 @@ def _form(output: Output, setups: list[Setup], floor: bool) -> Form:
             return measure.json_rows
         case Output.jsonl:
             return measure.jsonl_rows
+        case Output.sql:
+            return measure.sql_rows
 
 
 @contextmanager

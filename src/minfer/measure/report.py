@@ -1,4 +1,4 @@
-"""Rows of `minfer bench` as Markdown, CSV, JSON and JSON Lines: llama-bench's columns and order.
+"""Rows of `minfer bench` as Markdown, CSV, JSON, JSON Lines and SQL: llama-bench's columns, in order.
 
 Each writer gives text piece by piece, so that a row is on the screen when it has been measured, and
 an interrupted run has left whole rows.
@@ -23,7 +23,7 @@ _ABSENT: dict[str, Any] = {
     "split_mode": "none",
     "main_gpu": 0,
     "no_kv_offload": False,
-    "flash_attn": True,
+    "flash_attn": 1,
     "devices": "auto",
     "tensor_split": "0.00",
     "tensor_buft_overrides": "none",
@@ -94,8 +94,31 @@ def csv_rows(results: Iterable[Result]) -> Iterator[str]:
         if first:
             yield ",".join(row) + "\n"
             first = False
-        cells = (str(v).lower() if isinstance(v, bool) else str(v) for v in row.values())
-        yield ",".join('"' + cell.replace('"', '""') + '"' for cell in cells) + "\n"
+        cells = (_text(v).replace('"', '""') for v in row.values())
+        yield ",".join(f'"{cell}"' for cell in cells) + "\n"
+
+
+def sql_rows(results: Iterable[Result]) -> Iterator[str]:
+    """A table, then an INSERT a row; every value is a string, which the columns' types convert."""
+    first = True
+    for result in results:
+        row = record(result)
+        if first:
+            columns = ",\n".join(f"  {name} {_SQL_TYPES[type(v)]}" for name, v in row.items())
+            yield f"CREATE TABLE IF NOT EXISTS llama_bench (\n{columns}\n);\n\n"
+            first = False
+        values = ", ".join("'" + _text(v).replace("'", "''") + "'" for v in row.values())
+        yield f"INSERT INTO llama_bench ({', '.join(row)}) VALUES ({values});\n"
+
+
+_SQL_TYPES = {str: "TEXT", int: "INTEGER", bool: "INTEGER", float: "REAL"}
+
+
+def _text(value: str | int | float) -> str:
+    """A value in CSV and SQL: yes and no are 1 and 0, fractions have six digits."""
+    if isinstance(value, float):
+        return f"{value:.6f}"
+    return str(int(value)) if isinstance(value, bool) else str(value)
 
 
 def jsonl_rows(results: Iterable[Result]) -> Iterator[str]:
