@@ -12,6 +12,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from statistics import median
 from time import monotonic
 
 import httpx
@@ -63,6 +64,18 @@ def test_it_answers_and_stops_at_once_when_idle(number: signal.Signals) -> None:
     (request,) = [line for line in lines if line.startswith("{")]  # before or after the other
     assert json.loads(request)["completion_tokens"] == 3
     assert any("draining" in line for line in lines)
+
+
+def test_answers_on_a_kept_connection_are_not_held_back() -> None:
+    with process() as (_, url), httpx.Client(base_url=url) as client:
+        times = []
+        for _ in range(11):
+            began = monotonic()
+            assert client.get("/health").status_code == 200
+            times.append(monotonic() - began)
+        assert (
+            median(times) < 0.03
+        )  # 0.04 s where the end of an answer waits for an acknowledgement
 
 
 def test_accepted_requests_are_answered_first() -> None:

@@ -8,6 +8,9 @@ from typing import Any
 import pytest
 from serving import Served, served
 
+from minfer.server.chat_schema import MAX_MESSAGES, MAX_TOOLS
+from minfer.server.native import PART
+
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[Served]:
@@ -74,3 +77,36 @@ def test_a_bad_field_is_named(server: Served, path: str, body: Any, param: str) 
     response = server.http.post(path, json=body)
     assert response.status_code == 400, response.text
     assert response.json()["error"]["param"] == param
+
+
+def test_many_ids_are_written_in_parts(server: Served) -> None:
+    text = "hello world " * PART
+    plain = server.http.post("/tokenize", json={"content": text}).json()["tokens"]
+    assert len(plain) > 2 * PART
+    pieces = server.http.post("/tokenize", json={"content": text, "with_pieces": True}).json()
+    assert [entry["id"] for entry in pieces["tokens"]] == plain
+    assert "".join(entry["piece"] for entry in pieces["tokens"]) == text
+    assert server.http.post("/tokenize", json={"content": ""}).json() == {"tokens": []}
+
+
+@pytest.mark.parametrize(
+    ("path", "field", "limit"),
+    [
+        ("/v1/chat/completions", "messages", MAX_MESSAGES),
+        ("/apply-template", "messages", MAX_MESSAGES),
+        ("/v1/responses", "input", MAX_MESSAGES - 1),
+        ("/v1/chat/completions", "tools", MAX_TOOLS),
+        ("/v1/responses", "tools", MAX_TOOLS),
+    ],
+)
+def test_lists_have_an_end(server: Served, path: str, field: str, limit: int) -> None:
+    tool = {"type": "function", "name": "f", "function": {"name": "f"}}
+    message = {"role": "user", "content": "x"}
+    body: dict[str, object] = {"messages": [message], "input": "x", "instructions": "x"}
+    body |= {"max_output_tokens": 1, "max_tokens": 1}
+    item = tool if field == "tools" else message
+    over = server.http.post(path, json={**body, field: [item] * (limit + 1)})
+    assert over.status_code == 400
+    assert over.json()["error"]["param"] == field
+    most = server.http.post(path, json={**body, field: [item] * limit})
+    assert most.status_code == 200 or most.json()["error"]["code"] == "context_length_exceeded"

@@ -8,6 +8,10 @@ from pydantic import Field
 
 from minfer.server.schema import Body, Role, Sampling, TopLogprobs
 
+MAX_MESSAGES = 16384
+MAX_TOOLS = 1024
+"""So many are checked fast enough for other requests not to wait."""
+
 
 class TextPart(Body):
     """A part of a message. Pictures, sound and files are refused: the models read text."""
@@ -80,13 +84,13 @@ class ToolChoice(Body):
 class ChatRequest(Sampling):
     """`POST /v1/chat/completions`."""
 
-    messages: Annotated[list[Message], Field(min_length=1)]
+    messages: Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES)]
     max_completion_tokens: Annotated[int, Field(ge=0)] | None = None
     max_tokens: Annotated[int, Field(ge=-1)] | None = None
     n: Annotated[int, Field(ge=1, le=128)] = 1
     logprobs: bool = False
     top_logprobs: TopLogprobs | None = None
-    tools: list[Tool] = Field(default=[])
+    tools: Annotated[list[Tool], Field(max_length=MAX_TOOLS)] = Field(default=[])
     tool_choice: Literal["none", "auto", "required"] | ToolChoice = "auto"
     parallel_tool_calls: bool = True
     reasoning_effort: str | None = None

@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Iterator
 from typing import Annotated, Any
 
 from fastapi import APIRouter
 from pydantic import Field
 from starlette.requests import Request
+from starlette.responses import Response
 
 from minfer.server.asking import template_variables
-from minfer.server.chat_schema import Message, Tool
+from minfer.server.chat_schema import MAX_MESSAGES, MAX_TOOLS, Message, Tool
 from minfer.server.reading import StrictRoute
 from minfer.server.schema import Body
 from minfer.server.service import Ready, in_thread, note_unknown
 
 router = APIRouter(route_class=StrictRoute, tags=["llama-server"])
+
+PART = 4096
+"""Tokens of an answer that are written at a time."""
 
 
 class TokenizeRequest(Body):
@@ -39,28 +45,36 @@ class DetokenizeRequest(Body):
 class TemplateRequest(Body):
     """`POST /apply-template`."""
 
-    messages: Annotated[list[Message], Field(min_length=1)]
-    tools: list[Tool] = Field(default=[])
+    messages: Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES)]
+    tools: Annotated[list[Tool], Field(max_length=MAX_TOOLS)] = Field(default=[])
     add_generation_prompt: bool = True
     chat_template_kwargs: dict[str, Any] = Field(default={})
 
 
-@router.post("/tokenize", summary="A text as token ids")
-async def tokenize(request: Request, body: TokenizeRequest, service: Ready) -> dict[str, Any]:
+@router.post("/tokenize", response_model=None, summary="A text as token ids")
+async def tokenize(request: Request, body: TokenizeRequest, service: Ready) -> Response:
     """The ids of a text; with `with_pieces` also what each stands for, as text or bytes."""
     request.state.fields = {"text": "content"}
     note_unknown(request, body)
     tokenizer = service.llm.tokenizer
-    ids = await in_thread(
-        lambda: tokenizer.encode(
+
+    def work() -> Iterator[str]:
+        """The answer's JSON, in parts short enough for other threads not to wait."""
+        ids = tokenizer.encode(
             body.content,
             special=body.parse_special,
             add_bos=None if body.add_special else False,
         )
-    )
-    if not body.with_pieces:
-        return {"tokens": ids}
-    return {"tokens": [{"id": t, "piece": _piece(tokenizer.token_bytes(t))} for t in ids]}
+        yield '{"tokens":['
+        for at in range(0, len(ids), PART):
+            part: list[Any] = ids[at : at + PART]
+            if body.with_pieces:
+                part = [{"id": t, "piece": _piece(tokenizer.token_bytes(t))} for t in part]
+            yield ("," if at else "") + json.dumps(part)[1:-1]
+        yield "]}"
+
+    text = await in_thread(lambda: "".join(work()))
+    return Response(text, media_type="application/json")
 
 
 @router.post("/detokenize", summary="The text of token ids")

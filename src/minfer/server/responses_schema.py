@@ -6,7 +6,16 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from minfer.server.chat_schema import ChatRequest, Function, FunctionName, Message, Tool, ToolChoice
+from minfer.server.chat_schema import (
+    MAX_MESSAGES,
+    MAX_TOOLS,
+    ChatRequest,
+    Function,
+    FunctionName,
+    Message,
+    Tool,
+    ToolChoice,
+)
 from minfer.server.errors import invalid
 from minfer.server.schema import Body, JsonSchema, ResponseFormat, TopLogprobs
 
@@ -67,13 +76,14 @@ class Reasoning(Body):
 class ResponsesRequest(Body):
     """`POST /v1/responses`."""
 
-    input: str | Annotated[list[Item], Field(min_length=1)]
+    # the instructions become a message too
+    input: str | Annotated[list[Item], Field(min_length=1, max_length=MAX_MESSAGES - 1)]
     model: str = ""
     instructions: str | None = None
     max_output_tokens: Annotated[int, Field(ge=1)] | None = None
     temperature: float = 1.0
     top_p: float = 1.0
-    tools: list[ResponseTool] = Field(default=[])
+    tools: Annotated[list[ResponseTool], Field(max_length=MAX_TOOLS)] = Field(default=[])
     tool_choice: Literal["none", "auto", "required"] | ResponseToolChoice = "auto"
     parallel_tool_calls: bool = True
     text: TextOptions = TextOptions()

@@ -79,7 +79,8 @@ def open_socket(config: ServerConfig) -> socket.socket:
         ServerError: if the address cannot be had.
     """
     family = socket.AF_INET6 if ":" in config.host else socket.AF_INET
-    sock = socket.socket(family, socket.SOCK_STREAM)
+    # named as TCP, or the event loop would not see that it may send small packets at once
+    sock = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     try:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         sock.bind((config.host, config.port))

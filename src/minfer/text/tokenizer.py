@@ -224,7 +224,8 @@ class Tokenizer:
 
         The longest token wins where several begin at one place, as in `encode` with `special`.
         """
-        found = self._finder.encode(text, add_special_tokens=False)
+        # The batch call lets other threads run meanwhile.
+        (found,) = self._finder.encode_batch([text], add_special_tokens=False)
         start = 0
         for begin, end in found.offsets:
             if begin > start:
