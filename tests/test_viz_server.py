@@ -18,9 +18,7 @@ from tiny_models import expected, generate, make_engine, path_of
 
 from minfer import LLM
 from minfer.cli.app import call
-from minfer.cli.options import Loading
-from minfer.cli.viz import _load
-from minfer.errors import FormatError, RequestError, ServerError
+from minfer.errors import RequestError, ServerError
 from minfer.trace import Trace, open_sink, read_trace, record
 from minfer.viz import Feed, LiveModel, SavedTrace, Source, VizServer, comparison
 
@@ -257,15 +255,16 @@ def test_misuse_of_the_command(
         assert message in capsys.readouterr().err
 
 
-def test_a_model_that_cannot_be_loaded_is_told_on_the_terminal_too(
+def test_a_model_that_cannot_be_loaded_ends_the_command(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     wrong = tmp_path / "wrong.gguf"
     wrong.write_text("hello")
-    with pytest.raises(FormatError):
-        _load(str(wrong), Loading())
-    assert "error: " in (told := capsys.readouterr().err)
-    assert "It is not a GGUF file" in told
+    for name, message in ((str(wrong), "It is not a GGUF file"), ("WRONG", "is no file")):
+        assert call(["viz", name, "--port", "0", "--no-open"]) == 1
+        told = capsys.readouterr().err
+        assert "error: " in told and message in told
+        assert ("http://" in told) == (name != "WRONG")  # nothing is served for no model at all
 
 
 def test_the_end_frees_the_model_though_a_page_is_still_connected() -> None:

@@ -6,17 +6,24 @@ import sys
 import webbrowser
 from dataclasses import replace
 from pathlib import Path
+from queue import SimpleQueue
+from threading import Thread
+from time import sleep
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from minfer.cli.loading import open_model
 from minfer.cli.options import Debug, Loading, Tracing
+from minfer.cli.terminal import progress_bar
 from minfer.settings import Settings
 
 if TYPE_CHECKING:
     from minfer.llm import LLM
     from minfer.viz import Source
+
+FAREWELL_SECONDS = 1.0
+"""How long pages that are open can still hear why a model was not loaded."""
 
 
 def viz(
@@ -43,8 +50,9 @@ def viz(
 ) -> None:
     """Serve a page that shows the graph at work: what runs where, how long, and with what values.
 
-    The page is on this machine only. Ctrl-C ends it.
+    The page is on this machine only. Ctrl-C ends it, and so does a model that cannot be loaded.
     """
+    from minfer import hub
     from minfer.trace import read_trace
     from minfer.viz import Feed, LiveModel, SavedTrace, VizServer, comparison
 
@@ -58,14 +66,33 @@ def viz(
         compared = comparison(saved, read_trace(compare))
     if saved is not None and saved.notice:
         print(f"note: {saved.notice}", file=sys.stderr)
+    # a replayed graph has no nodes to look at
+    settings = replace(Settings.load(), no_cuda_graph=True)
+    if saved is None:
+        with progress_bar() as bar:
+            model = str(hub.resolve(model, settings, progress=bar))
     feed = Feed()
+    failures: SimpleQueue[Exception] = SimpleQueue()
+
+    def load() -> LLM:
+        try:
+            return open_model(model, loading, Tracing(), settings)
+        except Exception as error:
+            failures.put(error)
+            raise
 
     def source() -> Source:
-        if saved is not None:
-            return SavedTrace(saved, feed)
-        return LiveModel(lambda: _load(model, loading), feed)
+        return LiveModel(load, feed) if saved is None else SavedTrace(saved, feed)
 
     server = VizServer(port, feed, source, compared)
+    failed: list[Exception] = []
+
+    def end_after_failure() -> None:
+        failed.append(failures.get())
+        sleep(FAREWELL_SECONDS)
+        server.stop()
+
+    Thread(target=end_after_failure, name="viz-failure", daemon=True).start()
     print(f"{server.url}  (Ctrl-C ends it)", file=sys.stderr)
     if not no_open:
         webbrowser.open(server.url)
@@ -74,18 +101,9 @@ def viz(
     except KeyboardInterrupt:
         print(file=sys.stderr)
     finally:
-        server.closing.set()
-        server.source.close()
-
-
-def _load(model: str, loading: Loading) -> LLM:
-    # a replayed graph has no nodes to look at
-    settings = replace(Settings.load(), no_cuda_graph=True)
-    try:
-        return open_model(model, loading, Tracing(), settings)
-    except Exception as error:  # the page tells it too, but may not be open
-        print("error:", " ".join(str(error).split()), file=sys.stderr)
-        raise
+        server.release()
+    if failed:
+        raise failed[0]
 
 
 def _is_trace(path: Path) -> bool:

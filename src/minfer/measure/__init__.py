@@ -17,7 +17,15 @@ from minfer.measure.fits import Fit, fit, parse_bytes
 from minfer.measure.floor import Floor, cpu_floor, measure_floor, step_seconds
 from minfer.measure.machine import commit, cpu_name
 from minfer.measure.ops import OpTime, kind_of, time_ops
-from minfer.measure.report import FIELDS, csv_rows, json_rows, jsonl_rows, markdown, record, sql_rows
+from minfer.measure.report import (
+    FIELDS,
+    csv_rows,
+    json_rows,
+    jsonl_rows,
+    markdown,
+    record,
+    sql_rows,
+)
 from minfer.measure.scoring import Chunks, Estimate, cut, log_softmax, perplexity, score
 from minfer.measure.values import numbers, pairs
 

@@ -1,4 +1,4 @@
-"""Rows of `minfer bench` as Markdown, CSV, JSON, JSON Lines and SQL: llama-bench's columns, in order.
+"""Rows of `minfer bench` as Markdown, CSV, JSON, JSON Lines and SQL, in llama-bench's own order.
 
 Each writer gives text piece by piece, so that a row is on the screen when it has been measured, and
 an interrupted run has left whole rows.

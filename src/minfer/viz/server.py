@@ -90,15 +90,24 @@ class VizServer:
         return f"http://{HOST}:{self._http.server_address[1]}/"
 
     def run(self) -> None:
-        """Serve until `close`, or until Ctrl-C."""
+        """Serve until `stop`, `close` or Ctrl-C."""
         self._http.serve_forever(poll_interval=0.2)
 
-    def close(self) -> None:
-        """End all streams and free the source."""
-        self.closing.set()
+    def stop(self) -> None:
+        """End `run`, which is under way or about to begin in another thread."""
         self._http.shutdown()
+
+    def release(self) -> None:
+        """End all streams, free the port and the source; nothing runs any more."""
+        self.closing.set()
         self._http.server_close()
         self.source.close()
+
+    def close(self) -> None:
+        """Stop and release."""
+        self.closing.set()
+        self.stop()
+        self.release()
 
 
 class _Http(ThreadingHTTPServer):
