@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -77,21 +78,27 @@ def test_ctrl_c_keeps_the_chunks_that_are_done(
     assert "(1 of 3 chunks)" in capsys.readouterr().out
 
 
-def test_ctrl_c_in_the_base_run_says_that_nothing_was_compared(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, text: str
+@pytest.mark.parametrize("n_done", [0, 2])
+def test_ctrl_c_in_the_base_run_compares_the_chunks_it_has(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, text: str, n_done: int
 ) -> None:
     real = measure.record_base
 
     def interrupted(*arguments: Any, **options: Any) -> Iterator[measure.Base]:
-        yield next(iter(real(*arguments, **options)))
+        yield from islice(real(*arguments, **options), n_done)
         raise KeyboardInterrupt
 
     monkeypatch.setattr(measure, "record_base", interrupted)
     cut = ("-f", text, "-c", "32", "--chunks", "3", "--device", "reference")
     assert call(["fidelity", MODEL, *cut]) == 130
     told = capsys.readouterr()
-    assert told.out == ""
-    assert "interrupted before a chunk was compared" in told.err
+    if n_done:
+        assert "30 positions in 2 chunks" in told.out
+        assert len(told.out.splitlines()) == 4
+        assert "interrupted: comparing 2 chunks" in told.err
+    else:
+        assert told.out == ""
+        assert "interrupted before a chunk was compared" in told.err
 
 
 @pytest.mark.parametrize(

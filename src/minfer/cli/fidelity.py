@@ -119,7 +119,8 @@ def fidelity(
     """Measure how far runs of a model are from a base run of it, on a text.
 
     Compare quantizations (several models and --base with the original), KV caches, devices and
-    kernels. Ctrl-C ends it with what is known by then.
+    kernels. Ctrl-C ends it with what is known by then; in the base run, the chunks that are done
+    are still compared.
     """
     from minfer import measure
 
@@ -131,10 +132,11 @@ def fidelity(
     with status_line() as say:
         try:
             base, complete = _base_of(models[0], base_run, text, say)
-            interrupted = not complete
+            if not complete:
+                interrupted = True
+                n = base.n_chunks
+                print(f"interrupted: comparing {n} chunks; Ctrl-C again ends it", file=sys.stderr)
             for model, (device, cache_type, path) in product(models, combinations):
-                if not complete:
-                    break
                 rows += _compare(model, device, cache_type, path, base, say)
                 if rows[-1].n_chunks < base.n_chunks:
                     interrupted = True
