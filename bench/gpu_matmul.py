@@ -25,7 +25,7 @@ from minfer.backends.cuda.device import Device
 from minfer.backends.cuda.launch import Launch
 from minfer.backends.cuda.ops import matmul, matmul_pack
 from minfer.backends.cuda.ops import matmul_choose as choose
-from minfer.backends.cuda.ops.base import Context, Store
+from minfer.backends.cuda.ops.base import Context, Normed, Store
 from minfer.backends.cuda.ops.matmul_pack import Group
 from minfer.dtypes import BY_NAME, I32
 from minfer.gguf.quants import dequantize, quantize
@@ -101,6 +101,7 @@ class Bench:
             offsets={0: 0},
             weights=lambda key: 0,
             states={},
+            norms={},
             constant=lambda array: 0,
             scratch=self._scratch,
             counters=lambda count: self.zeros,
@@ -183,7 +184,9 @@ def measure(
     launches: list[Launch] = []
     n = len(addresses)
     for address in addresses:
-        product = matmul.Product(group, address, source, out, rows, rows if single else 0, epilogue)
+        product = matmul.Product(
+            group, address, Normed(source), out, rows, rows if single else 0, epilogue
+        )
         launches += make(product) if make else matmul.project(product, bench.context)
     device.run(launches[: len(launches) // n])
     found = device.download(out, 4 * rows * group.n_outputs).view(np.float32)
@@ -223,7 +226,7 @@ def measure(
 def _short(launch: Launch) -> str:
     d = dict(launch.kernel.defines)
     name = launch.kernel.name.removeprefix("matmul_")
-    keys = ("ROWS", "WARPS", "STAGES", "TILE_N", "TILES", "COLUMNS")
+    keys = ("ROWS", "PARTS", "GROUPS", "WARPS", "STAGES", "TILE_N", "TILES", "COLUMNS")
     return name + "".join(f"/{k[0].lower()}{d[k]}" for k in keys if k in d)
 
 
@@ -239,7 +242,7 @@ def chain(bench: Bench, shapes: Sequence[Shape], rows: int) -> dict[str, object]
     for shape in shapes:
         group, addresses, _ = bench.weights(shape, shape.copies)
         epilogue = matmul.SILU if shape.paired else matmul.PLAIN
-        products = [matmul.Product(group, w, a, b, rows, rows, epilogue) for w in addresses]
+        products = [matmul.Product(group, w, Normed(a), b, rows, rows, epilogue) for w in addresses]
         if shape.copies > 1:
             per_layer.append(products)
         else:
@@ -281,11 +284,7 @@ def sweep(bench: Bench, shape: Shape, rows: int, made: Any) -> list[dict[str, ob
 
 def _geometries(bench: Bench, group: Group, rows: int) -> list[choose.Vec]:
     facts = bench.device.facts
-    made = [
-        choose.vec_geometry(group, rows, warps, stages, facts.n_sms)
-        for warps in (7, 8, 11, 12, 15)
-        for stages in (2, 3)
-    ]
+    made = [choose.vec_geometry(group, rows, stages, facts.n_sms) for stages in (2, 3, 4, 6)]
     return [v for v in made if v.shared <= facts.shared_limit]
 
 
@@ -304,7 +303,7 @@ def prepare(
         for index in range(len(specs)):
             launches += matmul_pack.pack(group, index, 0, 0)
         for rows, singles in [(n, n) for n in single] + [(n, 0) for n in many]:
-            product = matmul.Product(group, 0, 0, 0, rows, singles, epilogue)
+            product = matmul.Product(group, 0, Normed(0), 0, rows, singles, epilogue)
             if swept and singles:
                 launches += [matmul.vec_launch(product, v) for v in _geometries(bench, group, rows)]
             else:

@@ -37,6 +37,7 @@ def lower(graph: Graph, facts: Facts = H200, **settings: Any) -> list[Launch]:
         offsets=offsets,
         weights=weights,
         states={name: KVState(spec, 1 << 34) for name, spec in graph.states.items()},
+        norms={},
         constant=lambda array: 1 << 35,
         scratch=lambda nbytes, name="work": 1 << 37,
         counters=lambda count: 1 << 38,

@@ -13,7 +13,7 @@ from minfer.backends.base import Weight
 from minfer.backends.cuda.launch import Launch
 from minfer.backends.cuda.ops import matmul, matmul_pack
 from minfer.backends.cuda.ops import matmul_choose as choose
-from minfer.backends.cuda.ops.base import Context, Store
+from minfer.backends.cuda.ops.base import Context, Normed, Store
 from minfer.backends.cuda.ops.matmul import GELU, PLAIN, SILU, Product
 from minfer.backends.cuda.ops.matmul_pack import Group
 from minfer.dtypes import BY_NAME, I32, WEIGHT_TYPES, DType
@@ -54,6 +54,7 @@ class Bench:
             offsets={0: 0},
             weights=self.store.address,
             states={},
+            norms={},
             constant=lambda array: 0,
             scratch=lambda nbytes: self.scratch,
             counters=lambda count: self.zeros,
@@ -69,9 +70,9 @@ class Bench:
                 group = Group(("w",), (WeightSpec(dtype, (n_cols, 88)),))
                 launches += matmul_pack.pack(group, 0, 0, 0)
                 for rows in SINGLE_ROWS:
-                    product = Product(group, 0, 0, 0, rows, rows)
+                    product = Product(group, 0, Normed(0), 0, rows, rows)
                     launches += matmul.project(product, self.context)
-                product = Product(group, 0, 0, 0, 100, 3)
+                product = Product(group, 0, Normed(0), 0, 100, 3)
                 launches += matmul.project(product, self.context)
         self.device.prepare(launch.kernel for launch in launches)
 
@@ -101,6 +102,7 @@ class Bench:
         epilogue: int = PLAIN,
         bias: Any = None,
         residual: Any = None,
+        norm: Any = None,
     ) -> Any:
         """The product, through `project`; what it does not write is NaN."""
         device = self.device
@@ -110,7 +112,7 @@ class Bench:
         device.upload(blocks[0], x.astype(np.float32))
         blocks.append(device.allocate(4 * rows * group.n_outputs, "out"))
         device.upload(blocks[1], np.full(shape, np.nan, np.float32))
-        for array in (bias, residual):
+        for array in (bias, residual, norm):
             blocks.append(0 if array is None else device.allocate(array.nbytes, "extra"))
             if array is not None:
                 device.upload(blocks[-1], array)
@@ -118,7 +120,7 @@ class Bench:
         product = Product(
             group,
             self.store.address(group.key),
-            blocks[0],
+            Normed(blocks[0], blocks[4], 1e-5),
             blocks[1],
             rows,
             single_rows,
@@ -165,13 +167,18 @@ def test_single_rows(bench: Bench, dtype: DType) -> None:
     for n_cols in widths(dtype):
         group, (w,) = bench.group([dtype], n_cols, [88])
         x = bench.activations(100, n_cols)
-        alone = np.concatenate([bench.run(group, x[i : i + 1], 1) for i in (0, 5, 99)])
+        few = choose.vec(group, 1, bench.device.facts)
+        alone = {
+            n: [bench.run(group, np.repeat(x[i : i + 1], n, 0), n)[0] for i in (0, 5, 99)]
+            for n in (1, choose.MAX_VEC_ROWS + 1)
+        }
         for rows in SINGLE_ROWS:
             found = bench.run(group, x[:rows], rows)
             assert error(found, x[:rows] @ w.T) < TOLERANCE, (n_cols, rows)
             for i, row in enumerate((0, 5, 99)):
                 if row < rows:
-                    assert np.array_equal(found[row], alone[i]), (n_cols, rows, row)
+                    path = 1 if few and rows <= choose.MAX_VEC_ROWS else choose.MAX_VEC_ROWS + 1
+                    assert np.array_equal(found[row], alone[path][i]), (n_cols, rows, row)
 
 
 @pytest.mark.parametrize("dtype", WEIGHT_TYPES, ids=str)
@@ -192,11 +199,11 @@ def test_many_outputs(bench: Bench, name: str) -> None:
     assert choose.order(group).part == 2 and choose.order(group).n_parts == 3
     x = bench.activations(20, n_cols)
     expected = x @ w.T
-    alone = bench.run(group, x[:1], 1)
+    alone = bench.run(group, x[:5], 5)
     for rows in (1, 5, 20):
         found = bench.run(group, x[:rows], rows)
         assert error(found, expected[:rows]) < TOLERANCE
-        assert np.array_equal(found[0], alone[0])
+        assert rows == 1 or np.array_equal(found[0], alone[0])
 
 
 def test_padded_rows_are_left_alone(bench: Bench) -> None:
@@ -216,6 +223,17 @@ def test_bias_and_residual(bench: Bench, rows: int) -> None:
     single = rows if rows < 100 else 5
     found = bench.run(group, x, single, bias=bias, residual=residual)
     assert error(found, x @ w.T + bias + residual) < TOLERANCE
+
+
+@pytest.mark.parametrize("rows", [1, 2, 20, 150])
+def test_normed(bench: Bench, rows: int) -> None:
+    """The norm of x, taken in by every path."""
+    group, (w,) = bench.group([BY_NAME["q4_K"]], 1536, [208])
+    x = bench.activations(rows, 1536)
+    weight = bench.rng.standard_normal(1536).astype(np.float32)
+    normed = x / np.sqrt(np.mean(x.astype(np.float64) ** 2, 1, keepdims=True) + 1e-5) * weight
+    found = bench.run(group, x, rows if rows < 100 else 3, norm=weight)
+    assert error(found, normed @ w.T) < TOLERANCE
 
 
 @pytest.mark.parametrize("rows", [1, 7, 33, 300])
@@ -273,10 +291,10 @@ def test_every_geometry_gives_the_same_bits(bench: Bench) -> None:
     address = device.allocate(x.nbytes, "x")
     out = device.allocate(expected.nbytes, "out")
     device.upload(address, x)
-    product = Product(group, bench.store.address(group.key), address, out, 1, 1)
-    for warps, stages, sms in ((12, 3, 132), (8, 2, 7), (5, 3, 1), (15, 2, 60)):
+    product = Product(group, bench.store.address(group.key), Normed(address), out, 1, 1)
+    for stages, sms in ((3, 132), (2, 7), (2, 1), (4, 60)):
         device.fill(out, 0xFF, expected.nbytes)
-        variant = choose.vec_geometry(group, 1, warps, stages, sms)
+        variant = choose.vec_geometry(group, 1, stages, sms)
         device.run([matmul.vec_launch(product, variant)])
         found = device.download(out, expected.nbytes).view(np.float32)
-        assert np.array_equal(found, expected[0]), (warps, stages, sms)
+        assert np.array_equal(found, expected[0]), (stages, sms)

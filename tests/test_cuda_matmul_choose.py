@@ -73,13 +73,6 @@ def test_the_order_of_sums_knows_no_device_and_no_rows() -> None:
     assert choose.order(group(BY_NAME["q4_K"], 3584, 18944, paired=True)).part == 2
 
 
-def test_shapes_of_a_type_share_a_kernel() -> None:
-    """So that it stays in the instruction cache from launch to launch."""
-    shapes = [(3584, 4608), (3584, 3584), (18944, 3584), (3584, 152064)]
-    found = [choose.vec(group(BY_NAME["q4_K"], *s), 1, H200) for s in shapes]
-    assert len({(v.rows, v.warps, v.stages) for v in found if v is not None}) == 1
-
-
 def test_segments_follow_each_other() -> None:
     specs = tuple(
         WeightSpec(BY_NAME[t], (3584, n)) for t, n in (("q4_K", 3584), ("q4_K", 512), ("q6_K", 512))

@@ -20,6 +20,7 @@ from typing import cast
 from minfer.backends.base import Split
 from minfer.backends.cpu import _native
 from minfer.backends.cpu.weights import WeightStore
+from minfer.backends.melt import melting_norms
 from minfer.graph import (
     AttentionAttrs,
     EmbedAttrs,
@@ -160,7 +161,7 @@ class _Lowering:
         self._layout = RowLayout.of(split.graph)
         # The products of quantized weights cost more than bf16 attention does.
         self._rounded = any(w.dtype.is_quantized for w in split.graph.weights.values())
-        self._norms: dict[int, Node] = {}  # that became part of their readers
+        self._norms = melting_norms(split)
         self._tables: dict[tuple[int, RopeSpec], int] = {}
         self._projected: dict[tuple[int, int], tuple[int, int]] = {}
 
@@ -170,8 +171,7 @@ class _Lowering:
         at = 0
         while at < len(nodes):
             node = nodes[at]
-            if node.op == "rms_norm" and self._melts(node):
-                self._norms[node.id] = node
+            if node.id in self._norms:
                 at += 1
             elif node.op == "matmul":
                 group = _siblings(nodes, at)
@@ -217,35 +217,6 @@ class _Lowering:
         self.steps.append(lambda program: program.add(device, label, args))
 
     # Matrix products
-
-    def _melts(self, norm: Node) -> bool:
-        """Whether a norm can become part of the products that read it.
-
-        They then read the norm's input, which the plan may have given away by then: nothing up to
-        the last reader may be written over it.
-        """
-        attrs = cast(NormAttrs, norm.attrs)
-        source = self._graph.nodes[norm.srcs[0]]
-        readers = [self._graph.nodes[i] for i in self._graph.readers[norm.id]]
-        if attrs.width != norm.shape[1] or norm.id in self._graph.outputs or not readers:
-            return False
-        for reader in readers:
-            if (
-                reader.op not in ("matmul", "fused_ffn", "fused_qkv")
-                or norm.id in reader.srcs[1:]
-                or reader.id not in self._split.nodes
-            ):
-                return False
-        begin = self._split.offsets[source.id]
-        end = begin + source.nbytes
-        last = max(reader.id for reader in readers)
-        for other in self._split.nodes:
-            if not norm.id < other <= last or not self._graph.nodes[other].nbytes:
-                continue
-            start = self._split.offsets[other]
-            if start < end and begin < start + self._graph.nodes[other].nbytes:
-                return False
-        return True
 
     def _product(self, weight: str, out: int, bias: str | None = None) -> _native.Product:
         matrix = self._memory.weights.matrix(weight)

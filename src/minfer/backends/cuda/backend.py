@@ -21,6 +21,7 @@ from minfer.backends.cuda.launch import Launch
 from minfer.backends.cuda.ops import OPS
 from minfer.backends.cuda.ops.base import Context, Store
 from minfer.backends.cuda.program import Counters, Program
+from minfer.backends.melt import melting_norms
 from minfer.errors import BackendError, ClosedError, GraphError
 from minfer.graph import Graph, KVSpec, Node
 from minfer.settings import Settings
@@ -205,6 +206,7 @@ class CudaBackend:
             node = split.graph.nodes[index]
             if node.nbytes and split.offsets[index] + node.nbytes > size:
                 raise GraphError(f"its output lies outside of the arena of {size}", where=node.name)
+        norms = melting_norms(split)
         context = Context(
             graph=split.graph,
             facts=self.device.facts,
@@ -213,14 +215,16 @@ class CudaBackend:
             offsets=split.offsets,
             weights=self._store.address,
             states=self._states,
+            norms=norms,
             constant=self._constant,
             scratch=self._take_scratch,
             counters=self._take_counters,
         )
         launches: list[Launch] = []
         for index in split.nodes:
-            node = split.graph.nodes[index]
-            launches += OPS[node.op].lower(node, context)
+            if index not in norms:
+                node = split.graph.nodes[index]
+                launches += OPS[node.op].lower(node, context)
         # The first launch waits for the step before, so that the others may read the step's inputs
         # ahead of `pdl_wait`.
         launches[:1] = [replace(launch, overlap=False) for launch in launches[:1]]

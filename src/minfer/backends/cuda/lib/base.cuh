@@ -110,6 +110,14 @@ DEVICE uint4 stream16(const void* p) {
     return v;
 }
 
+// ---- registers ----------------------------------------------------------------------------------
+
+// The same, which the compiler must then keep instead of computing it again and again.
+DEVICE int keep(int x) {
+    asm volatile("" : "+r"(x));
+    return x;
+}
+
 // ---- warps and blocks ---------------------------------------------------------------------------
 
 DEVICE float warp_sum(float x) {

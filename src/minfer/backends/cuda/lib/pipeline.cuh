@@ -120,7 +120,7 @@ DEVICE void cluster_sync() {
 // As `bulk_copy`, for bytes that are read once: they leave the L2 cache first.
 DEVICE void bulk_copy_once(void* to, const void* from, u32 bytes, u64* barrier) {
     u64 policy;
-    asm volatile("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
+    asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
     asm volatile(
         "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint "
         "[%0], [%1], %2, [%3], %4;" ::"r"(shared_address(to)),

@@ -122,10 +122,20 @@ DEVICE constexpr f16x2 power2(int e) {
 DEVICE f16x2 negate2(f16x2 x) { return x ^ 0x80008000u; }
 DEVICE f16x2 low_twice(u32 x) { return permute(x, 0, 0x1010); }
 DEVICE f16x2 high_twice(u32 x) { return permute(x, 0, 0x3232); }
-DEVICE u32 swap_bytes_of_halves(u32 x) { return permute(x, 0, 0x2301); }
 // Bytes `first` and `second` of x as exact halves, less `less`.
 DEVICE f16x2 bytes_to_f16(u32 x, int first, int second, u32 less) {
     return sub2(permute(x, 0x64646464u, 0x4040u | first | (second << 8)), less);
+}
+
+// Where a weight's two bits, or its one, lie in a byte of the planes beside the main one. Of weights
+// 8Q..8Q+7, byte 0 of a word has those of 0 and 2, byte 1 of 4 and 6, byte 2 of 1 and 3, byte 3 of 5
+// and 7, as the nibbles of the main plane are: `second` is 2 of the first byte.
+DEVICE constexpr int crumb_at(int odd_Q, int second) { return (odd_Q ? 0 : 4) + 2 * second; }
+DEVICE constexpr int bit_at(int Q, int second) { return (4 + 2 * Q) % 8 + second; }
+
+template <int N>
+DEVICE u32 shifted(u32 x) {  // left by N, right by -N
+    return N < 0 ? x >> -N : x << N;
 }
 
 // One lane's strip of a block: rows g and g+8, 32 weights each.
@@ -216,7 +226,6 @@ struct Strip {
         row<1, Q>(w[1]);
     }
 
-private:
     DEVICE void pairs(const u8* plane, u32 (&to)[2][2]) const {
         uint4 v = *((const uint4*)plane + s * 32 + lane);
         to[0][0] = v.x, to[0][1] = v.y, to[1][0] = v.z, to[1][1] = v.w;
@@ -255,33 +264,29 @@ private:
             w[2] = b & 0x00ff00ffu;
             w[3] = (b >> 8) & 0x00ff00ffu;
         } else {
-            u32 word = 0, crumbs = 0;
+            u32 word = 0;
             if constexpr (F::MAIN == 4) word = nibbles<h, Q>();
-            if constexpr (F::MAIN == 2) crumbs = main2[h][Q / 2];
-            if constexpr (F::EXTRA == 2) crumbs = extra[h][Q / 2];
-            if (Q % 2) crumbs = swap_bytes_of_halves(crumbs);
-#pragma unroll
-            for (int i = 0; i < 4; i += 2) {
-                u32 low = 0, high = 0;
-                if constexpr (F::MAIN == 4) {
-                    low = (word >> (4 * i)) & 0x000f000fu;
-                    high = (word >> (4 * i)) & 0x00f000f0u;
-                }
-                if constexpr (F::MAIN == 2 || F::EXTRA == 2) {
-                    low |= (crumbs >> i) & 0x00300030u;
-                    high |= (crumbs >> i) & 0x03000300u;
-                }
-                if constexpr (F::EXTRA == 1) {
-                    constexpr u32 bit = F::MAIN == 4 ? 4 : 3;
-                    int version = 2 * Q + i / 2;
-                    u32 e = version < 4 ? extra[h][0] : swap_bytes_of_halves(extra[h][0]);
-                    e >>= version & 3;
-                    low |= e & (0x00010001u << bit);
-                    high |= e & (0x00100010u << bit);
-                }
-                w[i] = low;
-                w[i + 1] = high;
-            }
+            pair<h, Q, 0>(word, w[0]);
+            pair<h, Q, 1>(word, w[1]);
+            pair<h, Q, 2>(word >> 8, w[2]);
+            pair<h, Q, 3>(word >> 8, w[3]);
+        }
+    }
+
+    // Codes of pair i; an odd one's are four bits up.
+    template <int h, int Q, int i>
+    DEVICE void pair(u32 word, u32& w) const {
+        constexpr int up = 4 * (i & 1), from = 8 * (i / 2);
+        if constexpr (F::MAIN == 4) w = word & (0x000f000fu << up);
+        if constexpr (F::MAIN == 2 || F::EXTRA == 2) {
+            u32 c = F::MAIN == 2 ? main2[h][Q / 2] : extra[h][Q / 2];
+            u32 part = shifted<4 + up - from - crumb_at(Q & 1, i & 1)>(c) & (0x00300030u << up);
+            w = F::MAIN == 2 ? part : w | part;
+        }
+        if constexpr (F::EXTRA == 1) {
+            constexpr int to = F::MAIN == 4 ? 4 : 3;
+            u32 e = extra[h][0];
+            w |= shifted<to + up - from - bit_at(Q, i & 1)>(e) & (0x00010001u << (to + up));
         }
     }
 

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from minfer.backends.base import Weight
 from minfer.backends.cuda.kv import KVState
 from minfer.backends.cuda.launch import Kernel, Launch
-from minfer.graph import Graph, Node
+from minfer.graph import Graph, Node, NormAttrs
 from minfer.settings import Settings
 
 if TYPE_CHECKING:
@@ -86,6 +86,21 @@ class Scratch(Protocol):
     def __call__(self, nbytes: int, name: str = ...) -> int: ...
 
 
+@dataclass(frozen=True, slots=True)
+class Normed:
+    """The input of a product.
+
+    Attributes:
+        x: its address, f32 [rows, n_cols].
+        norm: f32 [n_cols], the weight of a norm that x passes first, 0 for none.
+        eps: of that norm.
+    """
+
+    x: int
+    norm: int = 0
+    eps: float = 0.0
+
+
 @dataclass(frozen=True)
 class Context:
     """Addresses and facts an op's `lower` works with.
@@ -97,6 +112,7 @@ class Context:
         offsets: node id -> offset in the arena.
         weights: resident weights: key -> address.
         states: KV states by name.
+        norms: norms that become part of their readers, by node id.
         settings: the A/B switches.
         constant: makes an array of constants resident, answers its address.
         scratch: takes bytes, and a name where an op needs two that do not overlap; answers memory
@@ -112,6 +128,7 @@ class Context:
     offsets: Mapping[int, int]
     weights: Callable[[Hashable], int]
     states: Mapping[str, KVState]
+    norms: Mapping[int, Node]
     constant: Callable[[NDArray[np.generic]], int]
     scratch: Scratch
     counters: Callable[[int], int]
@@ -123,6 +140,14 @@ class Context:
     def src(self, node: Node, index: int) -> int:
         """Address of the output of the node's source number `index`."""
         return self.base + self.offsets[node.srcs[index]]
+
+    def normed(self, node: Node) -> Normed:
+        """What a product reads: its first source, or that of the norm it takes in."""
+        norm = self.norms.get(node.srcs[0])
+        if norm is None:
+            return Normed(self.src(node, 0))
+        assert isinstance(norm.attrs, NormAttrs)
+        return Normed(self.src(norm, 0), self.raw(norm.weights[0]), norm.attrs.eps)
 
     def input(self, name: str) -> int:
         """Address of a graph-wide input, e.g. `counts`."""

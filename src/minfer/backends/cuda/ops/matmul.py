@@ -15,7 +15,7 @@ from minfer.backends.cuda.device import Facts
 from minfer.backends.cuda.launch import Kernel, Launch, kernel
 from minfer.backends.cuda.ops import matmul_choose as choose
 from minfer.backends.cuda.ops import matmul_pack
-from minfer.backends.cuda.ops.base import Context, Store, blocks
+from minfer.backends.cuda.ops.base import Context, Normed, Store, blocks
 from minfer.backends.cuda.ops.matmul_pack import Format, Group
 from minfer.dtypes import BY_NAME, F32, WEIGHT_TYPES
 from minfer.graph import FusedFFNAttrs, Graph, MatMulAttrs, Node, WeightSpec
@@ -30,7 +30,7 @@ class Product:
 
     Attributes:
         group: the weights, at `weights`.
-        x: f32 [rows, n_cols].
+        x: the input.
         out: f32 [rows, n_outputs].
         rows, single_rows: as in `MatMulAttrs`.
         epilogue: `PLAIN`, or the gate's activation of a pair.
@@ -40,7 +40,7 @@ class Product:
 
     group: Group
     weights: int
-    x: int
+    x: Normed
     out: int
     rows: int
     single_rows: int
@@ -89,7 +89,7 @@ def lower(node: Node, ctx: Context) -> list[Launch]:
     product = Product(
         group,
         ctx.weights(group.key),
-        ctx.src(node, 0),
+        ctx.normed(node),
         ctx.out(node),
         node.shape[0],
         attrs.single_rows,
@@ -143,23 +143,22 @@ def _tiles(group: Group) -> tuple[int, ...]:
 def vec_launch(product: Product, variant: choose.Vec) -> Launch:
     """The launch of `matmul_vec` for the single rows."""
     group = product.group
-    rule = choose.order(group)
     args = (
         *_addresses(product),
-        product.x,
+        product.x.x,
+        product.x.norm,
         product.bias,
         product.residual,
         product.out,
         group.n_cols,
         *_tiles(group),
         group.n_outputs,
-        rule.part,
-        rule.section,
-        variant.log_in_flight,
+        variant.round_tiles,
         product.epilogue,
+        product.x.eps,
     )
     made = vec_kernel(group, variant)
-    return Launch(made, (variant.grid, 1, 1), (variant.warps + 1) * 32, args, variant.shared)
+    return Launch(made, (variant.grid, 1, 1), variant.warps * 32, args, variant.shared)
 
 
 def _types(group: Group) -> dict[str, int | float | str]:
@@ -174,10 +173,14 @@ def vec_kernel(group: Group, variant: choose.Vec) -> Kernel:
     return kernel(
         "ops/matmul_vec.cu",
         "matmul_vec",
-        "p p p p p p p p i i i i i i i i i",
+        "p p p p p p p p p i i i i i i i f",
         ROWS=variant.rows,
-        WARPS=variant.warps,
+        PARTS=variant.parts,
+        GROUPS=variant.groups,
         STAGES=variant.stages,
+        BLOCKS=1,
+        SEGMENTS=len(group.segments),
+        ONE_PIECE=int(variant.rows == 1 and blocks(group.n_cols, choose.PIECE) <= variant.parts),
         **_types(group),
     )
 
@@ -211,7 +214,7 @@ def batch_launches(
     )
     made = batch_kernels(group, product.epilogue, variant)
     launches = [
-        act_launch(product.x + 4 * first * group.n_cols, scratch, rows, variant.columns, group),
+        act_launch(product.x, first, scratch, rows, variant.columns, group),
         Launch(made[0], (*variant.grid, 1), (variant.warps + 1) * 32, args, variant.shared),
     ]
     if variant.split:
@@ -255,10 +258,9 @@ def _many(product: Product, ctx: Context) -> list[Launch]:
     strips = blocks(group.n_cols, 128)
     x_bytes, w_bytes = variant.padded * strips * 256, group.n_rows * strips * 256
     scratch = ctx.scratch(x_bytes + w_bytes)
-    x = product.x + 4 * product.single_rows * group.n_cols
     return [
         *expand_launches(group, product.weights, scratch + x_bytes),
-        act_launch(x, scratch, rows, variant.padded, group),
+        act_launch(product.x, product.single_rows, scratch, rows, variant.padded, group),
         gemm_launch(product, scratch, scratch + x_bytes, ctx.input("counts"), variant),
     ]
 
@@ -285,16 +287,17 @@ def expand_kernel(format: Format) -> Kernel:
     return kernel("ops/matmul_expand.cu", "matmul_expand", "p p i i i i", TYPE=format.struct)
 
 
-def act_launch(x: int, out: int, rows: int, padded: int, group: Group) -> Launch:
-    """Make chunked halves of `rows` rows of f32 at `x`, and zeros of the rows up to `padded`."""
+def act_launch(x: Normed, first: int, out: int, rows: int, padded: int, group: Group) -> Launch:
+    """Make chunked halves of `rows` rows of x from `first` on, and zeros up to `padded` rows."""
     strips = blocks(group.n_cols, 128)
-    grid = (blocks(strips * 16, 256), padded, 1)
-    return Launch(act_kernel(), grid, 256, (x, out, rows, padded, group.n_cols, strips))
+    args = (x.x + 4 * first * group.n_cols, x.norm, out, rows, padded, group.n_cols, strips, x.eps)
+    grid = (1, padded, 1) if x.norm else (blocks(strips * 16, 256), padded, 1)
+    return Launch(act_kernel(), grid, 256, args)
 
 
 def act_kernel() -> Kernel:
     """The kernel `matmul_act`."""
-    return kernel("ops/matmul_expand.cu", "matmul_act", "p p i i i i")
+    return kernel("ops/matmul_expand.cu", "matmul_act", "p p p i i i i f")
 
 
 def gemm_launch(product: Product, x: int, w: int, counts: int, variant: choose.Gemm) -> Launch:
@@ -344,13 +347,13 @@ def kernels(facts: Facts) -> Sequence[Kernel]:
         found.append(expand_kernel(matmul_pack.FORMATS[dtype.name]))
         group = Group(("w",), (WeightSpec(dtype, (4096, 4096)),))
         batches = (16, 64) if dtype.name in ("q4_K", "q5_0", "q6_K", "f16") else ()
-        found += _single_kernels(group, PLAIN, (1, 8, *batches), facts)
+        found += _single_kernels(group, PLAIN, (1, 4, 8, *batches), facts)
     pair = WeightSpec(BY_NAME["q4_K"], (4096, 16384))
     found += _single_kernels(Group(("a", "b"), (pair, pair), True), SILU, (16, 64), facts)
     q4, q6 = BY_NAME["q4_K"], BY_NAME["q6_K"]
     specs = (WeightSpec(q4, (3584, 3584)), WeightSpec(q4, (3584, 512)), WeightSpec(q6, (3584, 512)))
     mixed = Group(("q", "k", "v"), specs)
-    found += _single_kernels(mixed, PLAIN, (1, 8, 16, 64), facts)
+    found += _single_kernels(mixed, PLAIN, (1, 4, 8, 16, 64), facts)
     found.append(act_kernel())
     hopper = facts.capability == (9, 0)
     for tile_n in (128, 192, 224, 256) if hopper else (128,):

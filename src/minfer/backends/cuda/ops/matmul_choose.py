@@ -1,8 +1,8 @@
 """Which kernel computes a product, and in what geometry: pure functions of shapes and the device.
 
-Single rows (decode rows, output heads) go to `matmul_vec` while they are few and fit its shared
-memory, else to `matmul_batch`; a row's bits are the same in every variant of both
-(`lib/order.cuh`). The other rows go to a tensor-core product on weights expanded to halves:
+Single rows (decode rows, output heads) go to `matmul_vec` while they are few, quantized and fit its
+shared memory, else to `matmul_batch`; a row's bits are the same in every variant of each, whatever
+other rows there are. The other rows go to a tensor-core product on weights expanded to halves:
 `matmul_gemm_sm90` on Hopper, `matmul_gemm` elsewhere.
 """
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 PIECE = 256
 """Weights of a row in a step of the rings."""
-MAX_VEC_ROWS = 8
+MAX_VEC_ROWS = 2
 SHARED_A_SM = 228 << 10
 SHARED_RESERVED = 1 << 10  # of a block, taken by the driver
 
@@ -64,59 +64,73 @@ class Vec:
 
     Attributes:
         rows: rows of x.
-        warps: streaming warps a block.
+        parts: warps that share the K of a tile.
+        groups: tiles a block works on at a time, each by `parts` warps.
         stages: slots of a warp's ring.
-        log_in_flight: log2 of the tiles whose partial sums are kept at a time.
+        round_tiles: tiles of a block whose sums wait for each other.
         grid: blocks.
         shared: bytes of shared memory a block.
     """
 
     rows: int
-    warps: int
+    parts: int
+    groups: int
     stages: int
-    log_in_flight: int
+    round_tiles: int
     grid: int
     shared: int
 
+    @property
+    def warps(self) -> int:
+        """Warps a block."""
+        return self.parts * self.groups
 
-RING_BYTES = 104 << 10
-"""Bytes of all rings of a block: two blocks and their rows of x fit a multiprocessor, so that the
-next kernel's rings fill while this one ends."""
+
+MAX_VEC_WARPS = 16
+ROUND_BYTES = 72 << 10
+"""Most bytes of sums that wait for the end of a round."""
+_NOMINAL_SMS = 132
+"""`vec_split` is numerics, so it takes one card for all."""
 
 
 def vec(group: Group, rows: int, facts: Facts) -> Vec | None:
-    """The geometry for `rows` single rows, None if they do not fit.
-
-    Warps and stages depend on the types alone: shapes share a kernel, which then stays in the
-    instruction cache.
-    """
-    if rows > MAX_VEC_ROWS:
+    """The geometry for `rows` single rows, None if they do not fit or a weight is not quantized."""
+    if rows > MAX_VEC_ROWS or any(s.format.plain for s in group.segments):
         return None
-    stages = 2
-    warps = max(8, min(11, RING_BYTES // (stages * 2 * piece_bytes(group))))
-    while warps >= 2:
-        found = vec_geometry(group, rows, warps, stages, facts.n_sms)
+    for stages in (4, 3, 2):
+        found = vec_geometry(group, rows, stages, facts.n_sms)
         if found.shared <= facts.shared_limit:
             return found
-        warps //= 2
     return None
 
 
-def vec_geometry(group: Group, rows: int, warps: int, stages: int, n_sms: int) -> Vec:
-    """The geometry with this number of warps and stages."""
-    n_parts = order(group).n_parts
+def vec_split(group: Group) -> tuple[int, int]:
+    """Parts and groups: those whose busiest warp has least to do, of these most parts."""
     n_pieces = blocks(group.n_cols, PIECE)
+    tiles = blocks(group.n_tiles, _NOMINAL_SMS)
+
+    def found(parts: int) -> tuple[int, int, int]:
+        groups = min(MAX_VEC_WARPS // parts, tiles)
+        return blocks(n_pieces, parts) * blocks(tiles, groups), -parts, groups
+
+    _, parts, groups = min(found(parts) for parts in range(1, min(MAX_VEC_WARPS, n_pieces) + 1))
+    return -parts, groups
+
+
+def vec_geometry(group: Group, rows: int, stages: int, n_sms: int) -> Vec:
+    """The geometry with this number of stages."""
+    parts, groups = vec_split(group)
     grid = min(n_sms, group.n_tiles)
-    # as many tiles as the warps work on at a time, and one that is being finished
-    log_in_flight = min(blocks(group.n_tiles, grid), blocks(2 * warps, n_parts) + 1).bit_length()
-    in_flight = 1 << log_in_flight
+    tiles, tile_bytes = blocks(group.n_tiles, grid), parts * rows * 256
+    buffers = 1 if tiles * tile_bytes <= ROUND_BYTES else 2
+    round_tiles = min(tiles, max(1, ROUND_BYTES // tile_bytes // buffers // groups) * groups)
+    most_pieces = blocks(blocks(group.n_cols, PIECE), parts)
     shared = (
-        warps * stages * 2 * piece_bytes(group)
-        + in_flight * n_parts * rows * 64
-        + rows * (n_pieces * 2 * PIECE + 64)
-        + 8 * (warps * stages + 2 * in_flight)
+        parts * groups * (stages * (piece_bytes(group) + 8) + rows * most_pieces * 640 + 128)
+        + buffers * round_tiles * tile_bytes
+        + 4 * (rows * parts + 1)
     )
-    return Vec(rows, warps, stages, log_in_flight, grid, shared)
+    return Vec(rows, parts, groups, stages, round_tiles, grid, shared)
 
 
 @dataclass(frozen=True, slots=True)

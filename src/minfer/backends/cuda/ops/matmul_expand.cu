@@ -1,7 +1,7 @@
 // Makes the operands of the many-rows product: halves in the chunked layout of `lib/act.cuh`.
 //
 // What: matmul_expand writes the f16 values of a packed weight (normalised rows), matmul_act those
-//   of f32 activations times 2^-ACT_SHIFT.
+//   of f32 activations times 2^-ACT_SHIFT, normed on the way where they have to be.
 // Layouts: packed [tile][block] -> chunked rows first_row.. of n_rows; x f32 [rows][K] -> chunked.
 // Who: expand: a warp a strip of 16 rows x 128 weights. act: a thread 8 values.
 // Floor: bytes. expand of gate and up of a 7B layer, q4_K: 76 MB read, 272 MB written, 77 us.
@@ -44,17 +44,35 @@ matmul_expand(const u8* w, u8* out, int n_tiles, int n_blocks, int first_row, in
     expand_quarter<3>(from, out, row, n_rows, strip, t);
 }
 
+// A thread 8 values; with `norm`, a block a whole row, which is normed first.
 KERNEL __launch_bounds__(256)
-matmul_act(const float* x, u8* out, int n_rows, int padded_rows, int k, int n_strips) {
+matmul_act(const float* x, const float* norm, u8* out, int n_rows, int padded_rows, int k,
+           int n_strips, float eps) {
+    __shared__ float scratch[256 / WARP];
     pdl_launch();
     pdl_wait();
-    int vector = blockIdx.x * 256 + threadIdx.x, row = blockIdx.y;
-    if (vector >= n_strips * 16) return;
-    uint4 h = {0, 0, 0, 0};
-    if (vector * 8 < k && row < n_rows) {
-        const float4* from = (const float4*)(x + (u64)row * k + vector * 8);
-        float4 a = from[0], b = from[1];
-        h = {pack_act(a.x, a.y), pack_act(a.z, a.w), pack_act(b.x, b.y), pack_act(b.z, b.w)};
+    int row = blockIdx.y, n_vectors = n_strips * 16;
+    const float* from = x + (u64)row * k;
+    float scale = 1.0f;
+    if (norm && row < n_rows) {
+        float squares = 0.0f;
+        for (int i = threadIdx.x; i < k / 4; i += 256) {
+            float4 v = ((const float4*)from)[i];
+            squares += v.x * v.x + v.y * v.y + v.z * v.z + v.w * v.w;
+        }
+        scale = rsqrtf(block_sum<256>(squares, scratch) / k + eps);
     }
-    *(uint4*)(out + chunked_offset(row, padded_rows, vector / 16, vector & 3, vector >> 2 & 3)) = h;
+    for (int i = blockIdx.x * 256 + threadIdx.x; i < n_vectors; i += gridDim.x * 256) {
+        uint4 h = {0, 0, 0, 0};
+        if (i * 8 < k && row < n_rows) {
+            float4 a = ((const float4*)from)[2 * i], b = ((const float4*)from)[2 * i + 1];
+            if (norm) {
+                float4 p = ((const float4*)norm)[2 * i], q = ((const float4*)norm)[2 * i + 1];
+                a.x *= scale * p.x, a.y *= scale * p.y, a.z *= scale * p.z, a.w *= scale * p.w;
+                b.x *= scale * q.x, b.y *= scale * q.y, b.z *= scale * q.z, b.w *= scale * q.w;
+            }
+            h = {pack_act(a.x, a.y), pack_act(a.z, a.w), pack_act(b.x, b.y), pack_act(b.z, b.w)};
+        }
+        *(uint4*)(out + chunked_offset(row, padded_rows, i / 16, i & 3, i >> 2 & 3)) = h;
+    }
 }

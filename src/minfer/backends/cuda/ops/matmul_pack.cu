@@ -58,16 +58,6 @@ KERNEL matmul_pack_rows(const u8* source, float* factor, int n_rows, int n_cols,
     }
 }
 
-// Where crumb pair (word j of a half strip, register i) lies in a half: see Strip::codes.
-DEVICE constexpr int crumb_at(int j, int i) {
-    return (4 + 8 * j + (i & 2) + 4 * (i & 1)) % 16;
-}
-
-DEVICE constexpr int bit_at(int base, int J, int i) {
-    int version = 2 * J + i / 2;
-    return (base + (version & 3) + 4 * (i & 1) + 8 * (version >> 2)) % 16;
-}
-
 // Writes the part of `block` that strip s of row half h, lane (g, t), has: weights k0..k0+31 of the
 // GGUF row `at`, or zeros. `power` is the row's 2^e.
 template <class F, class P = Packed<F>, class G = Gguf<F>>
@@ -122,17 +112,18 @@ DEVICE void pack_strip(u8* block, const u8* at, bool real, int k0, int n_cols, f
 #pragma unroll
                 for (int i = 0; i < 16; i++)
                     word |= (q[16 * H + i] >> shift & 3)
-                            << (crumb_at(i / 8, i / 2 % 4) + 16 * (i & 1));
+                            << (crumb_at(i / 8, i / 2 & 1) + 8 * (i / 4 & 1) + 16 * (i & 1));
                 out[H] = word;
             }
         }
         if constexpr (F::EXTRA == 1) {
             // the fifth bit of five; of q3_K the lowest
-            constexpr int shift = F::MAIN == 4 ? 4 : 0, base = F::MAIN == 4 ? 4 : 3;
+            constexpr int shift = F::MAIN == 4 ? 4 : 0;
             u32 word = 0;
 #pragma unroll
             for (int i = 0; i < 32; i++)
-                word |= (q[i] >> shift & 1) << (bit_at(base, i / 8, i / 2 % 4) + 16 * (i & 1));
+                word |= (q[i] >> shift & 1)
+                        << (bit_at(i / 8, i / 2 & 1) + 8 * (i / 4 & 1) + 16 * (i & 1));
             ((u32*)(block + P::EXTRA_AT))[(s * 32 + lane) * 2 + h] = word;
         }
 

@@ -33,6 +33,11 @@ class Format:
     block: int
     nbytes: int
 
+    @property
+    def plain(self) -> bool:
+        """Whether its weights are halves, not codes with scales."""
+        return self.nbytes == 2 * TILE * self.block
+
 
 FORMATS: dict[str, Format] = {
     "f32": Format("F32", 128, 4096),

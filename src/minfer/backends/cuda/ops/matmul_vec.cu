@@ -1,224 +1,284 @@
-// y = W x for few rows of x, at the speed W streams from memory.
+// y = W x for one row of x, or a few, at the speed W streams from memory.
 //
 // What: out[r][n] = factor[n] * sum_k W[n][k] x[r][k] (+ bias[n]) (+ residual[r][n]) for r < ROWS,
-//   or act(gate row) * up row. Up to three weights of one input, side by side in the output.
+//   or act(gate row) * up row. With `norm`, x is first normed: its root mean square is a factor of
+//   the output. Up to three weights of one input, side by side in the output.
 // Layouts: W blocks of `lib/quant.cuh`, [tile][block]; factor f32 [all tiles * 16]; x f32
-//   [rows][K]; out f32 [rows][stride]. Gated: rows 0-7 of a tile are gate, 8-15 up rows of the same
-//   8 outputs.
-// Who: a block owns row tiles b, b + gridDim, ...; the K of a tile is cut into parts, and items
-//   (tile, two parts) go round to the WARPS warps. A warp streams its items, 256 of K of both parts
-//   at a time, through a ring of its own, expands them in registers and multiplies on the tensor
-//   cores, both parts at once to hide latency: W is the A operand, x the B operand, a column a row
-//   of x. It leaves the parts' sums in shared memory. One more warp adds the parts of a finished
-//   tile and writes the outputs. The rings start before the wait for the previous kernel: weights
-//   never change.
-// Floor: bytes of W over memory bandwidth. Arithmetic takes about 1.7 lane instructions a weight
+//   [rows][K]; norm f32 [K] or null; out f32 [rows][stride]. Gated: rows 0-7 of a tile are gate,
+//   8-15 up rows of the same 8 outputs.
+// Who: a block owns row tiles b, b + gridDim, ...; they go round to its GROUPS groups of PARTS
+//   warps, and each warp of a group has a part of K of all the group's tiles. A warp streams its
+//   pieces, 256 of K of a tile, through a ring of its own and multiplies them as bytes on the
+//   integer tensor cores: W is the A operand; the B operand has a group of 32 of x in columns of
+//   its own (`lib/act_bytes.cuh`), so the exact sum of each group comes out in the lane that has
+//   the group's scales. The parts' sums wait in shared memory until ROUND tiles are done (ROUND,
+//   two buffers of it: one barrier a round), then the block adds them and writes the outputs. A
+//   warp makes its own share of x, so none waits for another before that. The rings start before
+//   the wait for the previous kernel: weights never change.
+// Floor: bytes of W over memory bandwidth. Arithmetic takes about 1 lane instruction a weight
 //   (q4_K), of 4.4 that a memory-bound multiprocessor has.
-// Limits: K a multiple of 8; ROWS <= 8, and x in halves beside the rings in shared memory.
-// Numerics: halves of W and x, f32 sums in the order of `lib/order.cuh`: `matmul_batch` gives the
-//   same bits, and so does any number of rows, blocks and warps.
-// Versions: 1 (2026-11) tensor cores, warp rings, programmatic launch: the products of a 7B token
-//   2.53 ms, though its kernels, each repeated alone, add up to 1.78. 2: two parts at once. 3:
-//   everything of a shape at run time and loops left rolled, so that one small kernel of a type
-//   serves all shapes: the difference is taken for 30 KB of instructions fetched anew at each
-//   change of kernel. Not timed yet.
+// Limits: quantized types; K a multiple of 8; ROWS <= 4, and x in bytes beside the rings.
+// Numerics: x to 16 bits by groups of 16, sums of a group exact, all else in f32. A row's bits
+//   depend on PARTS, which is a function of the weights' shapes, and not on ROWS or the grid.
+// Versions: 1 (2026-11) weights expanded to halves, f16 tensor cores, warp rings, programmatic
+//   launch: gate and up of a 7B layer took 45 us in a token's chain, 27 % of the issue slots. 2:
+//   integers: 30 us, half of the instructions for moving between parts of tiles. 3: a warp keeps
+//   to its part of K.
+#include "lib/act_bytes.cuh"
 #include "lib/epilogue.cuh"
 #include "lib/mma.cuh"
-#include "lib/order.cuh"
 #include "lib/pipeline.cuh"
+#include "lib/quant_bytes.cuh"
 #include "lib/segments.cuh"
 
 #ifndef ROWS
 #define ROWS 1
-#define WARPS 11
-#define STAGES 2
+#define PARTS 14
+#define GROUPS 1
+#define STAGES 3
+#define BLOCKS 1
+#define SEGMENTS 1
+#define ONE_PIECE 1
 #endif
 
-constexpr int THREADS = (WARPS + 1) * WARP;
-using Ring = WarpRing<STAGES, 2 * MAX_PIECE>;
+constexpr int WARPS = PARTS * GROUPS, THREADS = WARPS * WARP;
+constexpr int X_PIECE = 2 * (CODE_STRIP + SCALE_STRIP);  // bytes: two strips
+using Ring = WarpRing<STAGES, MAX_PIECE>;
 
-struct Shape {
-    int part, n_pieces, n_parts, padded;  // pieces a part; padded: parts of a tile, made even
+// A lane's view of a piece of x: its codes of two strips, and their scales.
+struct Input {
+    uint4 codes[2][2];
+    float4 scales[2];  // scale, sum, scale, sum
 
-    DEVICE Shape(int k, int part) : part(part), n_pieces((k + 255) / 256) {
-        n_parts = (n_pieces + part - 1) / part;
-        padded = n_parts + (n_parts & 1);
+    // From the piece at `at`, at offset `mine` or, where the lane reads zeros, from `zeros`.
+    DEVICE void load(const u8* at, int mine, const u8* zeros, int t) {
+#pragma unroll
+        for (int s = 0; s < 2; s++) {
+            const uint4* p = (const uint4*)(zeros ? zeros : at + s * CODE_STRIP + mine);
+            codes[s][0] = p[0], codes[s][1] = p[1];
+            scales[s] = ((const float4*)(at + 2 * CODE_STRIP + s * SCALE_STRIP))[t];
+        }
     }
 };
 
-// Where a warp is in the items of its block, 256 of K of both parts a step.
-struct Cursor {
-    int tile, part, step;  // tile counts those of this block; part is the first of two
+template <class F, int Q>
+DEVICE void operand(const Strip<F>& w, u32 (&a)[4]) {
+    weight_bytes<F, 0, Q>(w, a[0], a[2]);
+    weight_bytes<F, 1, Q>(w, a[1], a[3]);
+}
 
-    DEVICE Cursor(int warp, const Shape& s) : tile(0), part(2 * warp), step(0) { wrap(s); }
-    DEVICE void wrap(const Shape& s) {
-        while (part >= s.padded) part -= s.padded, tile++;
+// Adds the products of a strip of weights with strip s of each row of x.
+template <class F>
+DEVICE void multiply(const Strip<F>& w, const Input (&x)[ROWS], int s, float (&sums)[ROWS][2]) {
+    u32 a[4][4];
+    operand<F, 0>(w, a[0]);
+    operand<F, 1>(w, a[1]);
+    operand<F, 2>(w, a[2]);
+    operand<F, 3>(w, a[3]);
+    float scale[2][2], summand[2][2];
+    weight_factors<F, 0, 0>(w, scale[0][0], summand[0][0]);
+    weight_factors<F, 1, 0>(w, scale[1][0], summand[1][0]);
+    if constexpr (F::GROUP == 16) {
+        weight_factors<F, 0, 1>(w, scale[0][1], summand[0][1]);
+        weight_factors<F, 1, 1>(w, scale[1][1], summand[1][1]);
     }
-    // Goes to the next step of the item, or answers that there is none.
-    DEVICE bool step_on(const Shape& s) {
-        step++;
-        return step < s.part && piece(s, 0) < s.n_pieces;
+#pragma unroll
+    for (int r = 0; r < ROWS; r++) {
+        uint4 first = x[r].codes[s][0], second = x[r].codes[s][1];
+        float4 f = x[r].scales[s];
+        i32 c[2][4];
+        mma_u8_first(c[0], a[0], first.x, first.y);
+        mma_u8_first(c[1], a[2], second.x, second.y);
+        mma_u8(c[0], a[1], first.z, first.w);
+        mma_u8(c[1], a[3], second.z, second.w);
+#pragma unroll
+        for (int h = 0; h < 2; h++) {
+            float y0 = (float)(c[0][2 * h] * 256 + c[0][2 * h + 1]) * f.x;
+            float y1 = (float)(c[1][2 * h] * 256 + c[1][2 * h + 1]);
+            float& sum = sums[r][h];
+            if constexpr (F::GROUP == 16) {
+                sum = fmaf(y0, scale[h][0], fmaf(f.y, summand[h][0], sum));
+                sum = fmaf(y1 * f.z, scale[h][1], fmaf(f.w, summand[h][1], sum));
+            } else {
+                sum = fmaf(f.y + f.w, summand[h][0], sum);
+                sum = fmaf(fmaf(y1, f.z, y0), scale[h][0], sum);
+            }
+        }
     }
-    DEVICE void next_item(const Shape& s) {
-        step = 0;
-        part += 2 * WARPS;
-        wrap(s);
-    }
-    DEVICE int piece(const Shape& s, int which) const { return (part + which) * s.part + step; }
-};
+}
 
-// Adds the products of a step: two strips of each part. Where a strip is missing, at the end of K
-// or because there is no second part, any other stands in: x is zero there, or the sum is not used.
+// Adds the products of a piece.
 struct Multiply {
-    const u8 *first, *second;  // the pieces
-    int last_first, last_second;  // their last strips
-    u32 x_first, x_second;  // shared addresses of a lane's row of x and vector, at the pieces
-    float (&acc)[2][4];
+    const u8* piece;
+    bool odd;  // it has one strip: any stands in for the other, x is zero there
+    const Input (&x)[ROWS];
+    float (&sums)[ROWS][2];
     int lane;
 
     template <class F>
     DEVICE void run() const {
-#pragma unroll 1
-        for (int s = 0; s < 2; s++) {
-            Strip<F> a = strip_at<F>(first, min(s, last_first), lane);
-            Strip<F> b = strip_at<F>(second, min(s, last_second), lane);
-            quarter<F, 0>(a, b, s * 256);
-            quarter<F, 1>(a, b, s * 256);
-            quarter<F, 2>(a, b, s * 256);
-            quarter<F, 3>(a, b, s * 256);
-        }
-    }
-
-    template <class F, int Q>
-    DEVICE void quarter(const Strip<F>& a, const Strip<F>& b, int offset) const {
-        u32 wa[2][4], wb[2][4];
-        a.template expand<Q>(wa);
-        uint4 xa = load_shared16(x_first + offset + Q * 64);
-        b.template expand<Q>(wb);
-        uint4 xb = load_shared16(x_second + offset + Q * 64);
-        multiply_both(acc[0], wa, xa, acc[1], wb, xb);
+        constexpr bool two = Packed<F>::STRIPS == 2;
+        constexpr float unit = power2_f32(-EXCESS<F> - ACT_SHIFT);  // a row's factor has 2^ACT_SHIFT
+        float mine[ROWS][2] = {};
+        multiply(Strip<F>(piece, 0, lane), x, 0, mine);
+        multiply(Strip<F>(two || odd ? piece : piece + Packed<F>::BYTES, two, lane), x, 1, mine);
+#pragma unroll
+        for (int r = 0; r < ROWS; r++)
+#pragma unroll
+            for (int h = 0; h < 2; h++) sums[r][h] = fmaf(mine[r][h], unit, sums[r][h]);
     }
 };
 
-KERNEL __launch_bounds__(THREADS, 2)
+KERNEL __launch_bounds__(THREADS, BLOCKS)
 matmul_vec(const u8* w0, const u8* w1, const u8* w2, const float* factor, const float* x,
-           const float* bias, const float* residual, float* out, int k, int tiles0, int tiles1,
-           int tiles2, int stride, int part, int section, int log_in_flight, int epilogue) {
+           const float* norm, const float* bias, const float* residual, float* out, int k,
+           int tiles0, int tiles1, int tiles2, int stride, int round_tiles, int epilogue,
+           float eps) {
     extern __shared__ __align__(128) u8 shared[];
-    Shape shape(k, part);
-    int n_strips = (k + 127) / 128;
+    int n_strips = (k + 127) / 128, n_pieces = (n_strips + 1) / 2;
     int first1 = tiles0, first2 = tiles0 + tiles1, n_tiles = first2 + tiles2;
-    int x_stride = shape.n_pieces * 512 + 64;  // bytes; 64 past 128: rows of x fall in other banks
-    int tile_floats = shape.n_parts * ROWS * 16;  // [part][row of x][row of the tile]
-    int in_flight = 1 << log_in_flight;           // tiles whose partial sums are kept at a time
+    int most_pieces = (n_pieces + PARTS - 1) / PARTS;
+    int x_bytes = ROWS * most_pieces * X_PIECE + 128;  // of a warp, and zeros
 
+    int warp = keep(threadIdx.x / WARP), lane = keep(threadIdx.x % WARP), g = lane / 4, t = lane % 4;
+    int part = warp % PARTS, group = warp / PARTS;
+    int first = part * n_pieces / PARTS, n_mine = (part + 1) * n_pieces / PARTS - first;
     u8* rings = shared;
-    float* partials = (float*)(rings + WARPS * Ring::BYTES);
-    u8* xs = (u8*)(partials + (tile_floats << log_in_flight));
-    u64* barriers = (u64*)(xs + ROWS * x_stride);
-    u64* full = barriers + WARPS * STAGES;
-    u64* empty = full + in_flight;
+    u8* xs = rings + WARPS * Ring::BYTES + warp * x_bytes;
+    float2* sums = (float2*)(rings + WARPS * (Ring::BYTES + x_bytes));
+    int round_sums = round_tiles * PARTS * ROWS * WARP;  // [tile][part][row of x][lane]
+    int my_tiles = ((int)gridDim.x - 1 - (int)blockIdx.x + n_tiles) / (int)gridDim.x;
+    int buffers = round_tiles < (n_tiles + (int)gridDim.x - 1) / (int)gridDim.x ? 2 : 1;
+    float* squares = (float*)(sums + buffers * round_sums);  // [row of x][part]
+    u64* barriers = (u64*)(squares + ((ROWS * PARTS + 1) & ~1)) + warp * STAGES;
 
-    int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
     pdl_launch();
     if (lane == 0) {
-        if (warp < WARPS) {
-#pragma unroll 1
-            for (int i = 0; i < STAGES; i++) barrier_init(barriers + warp * STAGES + i, 1);
-        } else {
-#pragma unroll 1
-            for (int i = 0; i < in_flight; i++) {
-                barrier_init(full + i, shape.padded / 2);
-                barrier_init(empty + i, 1);
-            }
-        }
+#pragma unroll
+        for (int i = 0; i < STAGES; i++) barrier_init(barriers + i, 1);
 #if __CUDA_ARCH__ >= 900
         barrier_init_fence();
 #endif
     }
     __syncwarp();
 
-    Ring ring(rings + warp * Ring::BYTES, barriers + warp * STAGES, lane);
-    Cursor ahead(warp, shape);
-    auto tile_of = [&](int mine) { return (int)blockIdx.x + mine * (int)gridDim.x; };
-    auto fetch = [&](int slot) {
-        const u8* from[2] = {};
-        u32 bytes[2] = {};
-        int tile = tile_of(ahead.tile);
-        if (tile < n_tiles) {
-            Segment s = segment_of(tile, k, w0, w1, w2, first1, first2);
-            from[0] = s.at(tile, ahead.piece(shape, 0), bytes[0]);
-            if (ahead.piece(shape, 1) < shape.n_pieces)
-                from[1] = s.at(tile, ahead.piece(shape, 1), bytes[1]);
-        }
-        ring.issue(slot, from, bytes, MAX_PIECE);
-        if (!ahead.step_on(shape)) ahead.next_item(shape);
+    // the warp's pieces, tile by tile
+    Ring ring(rings + warp * Ring::BYTES, barriers, lane);
+    int stride_tiles = gridDim.x * GROUPS, tile_ahead = blockIdx.x + gridDim.x * group, ahead = 0;
+    const u8* next = nullptr;
+    u32 full = 0, last = 0;  // bytes of a piece, and of the part's last one
+    u64 jump = 0;
+    auto locate = [&] {
+        if (tile_ahead >= n_tiles) return;
+        Segment s = SEGMENTS == 1 ? segment<TYPE0>(k, w0, 0)
+                                  : segment_of(tile_ahead, k, w0, w1, w2, first1, first2);
+        next = s.at(tile_ahead, first + n_mine - 1, last);
+        next = s.at(tile_ahead, first, full);
+        jump = (u64)stride_tiles * s.n_blocks * s.block_bytes - (u64)(n_mine - 1) * full;
     };
-    if (warp < WARPS)
+    locate();
+    auto fetch = [&](int slot) {
+        const u8* from[1] = {next};
+        u32 bytes[1] = {tile_ahead < n_tiles ? ahead + 1 < n_mine ? full : last : 0};
+        ring.issue(slot, from, bytes, 0);
+        if (++ahead < n_mine) {
+            next += full;
+        } else {
+            ahead = 0;
+            tile_ahead += stride_tiles;
+            if (SEGMENTS == 1)
+                next += jump;
+            else
+                locate();
+        }
+    };
 #pragma unroll 1
-        for (int i = 0; i < STAGES; i++) fetch(i);
+    for (int i = 0; i < STAGES; i++) fetch(i);
 
+    ((u32*)xs)[lane] = 0;
+    const u8* zeros = g / 2 == t ? nullptr : xs + 48;
+    xs += 128;
     pdl_wait();
-    stage_activations<THREADS>(xs, x_stride, x, ROWS, k, shape.n_pieces * 256);
-    __syncthreads();
+#pragma unroll 1
+    for (int r = 0; r < ROWS; r++) {
+        float square = 0.0f;
+#pragma unroll 4
+        for (int s = 0; s < 2 * n_mine; s++) {
+            int at = (2 * first + s) * 32 + lane;  // in vectors of four
+            float4 v = {0, 0, 0, 0};
+            if (at * 4 < k) {
+                v = ((const float4*)(x + (u64)r * k))[at];
+                square += v.x * v.x + v.y * v.y + v.z * v.z + v.w * v.w;
+                if (norm) {
+                    float4 n = __ldg((const float4*)norm + at);
+                    v.x *= n.x, v.y *= n.y, v.z *= n.z, v.w *= n.w;
+                }
+            }
+            u8* piece = xs + (s / 2 * ROWS + r) * X_PIECE;
+            pack_strip(piece + s % 2 * CODE_STRIP, piece + 2 * CODE_STRIP + s % 2 * SCALE_STRIP, v,
+                       lane);
+        }
+        if (norm) {
+            square = warp_sum(square);
+            if (lane == 0 && group == 0) squares[r * PARTS + part] = square;
+        }
+    }
+    __syncwarp();
 
-    if (warp < WARPS) {
-        u32 x_lane = shared_address(xs) + min(lane / 4, ROWS - 1) * x_stride + lane % 4 * 16;
-        Cursor here(warp, shape);
-        for (; tile_of(here.tile) < n_tiles; here.next_item(shape)) {
-            float acc[2][4] = {};
-            do {
-                const u8* slot = ring.wait();
-                int a = here.piece(shape, 0), b = here.piece(shape, 1);
-                bool two = b < shape.n_pieces;
-                if (!two) b = a;
-                for_type(tile_of(here.tile), first1, first2,
-                         Multiply{slot, two ? slot + MAX_PIECE : slot, n_strips - 2 * a - 1,
-                                  n_strips - 2 * b - 1, x_lane + a * 512, x_lane + b * 512, acc,
-                                  lane});
+    int mine = t * 64 + g % 2 * 32;
+    Input in[ROWS];
+    auto read = [&](int p) {
+#pragma unroll
+        for (int r = 0; r < ROWS; r++) in[r].load(xs + (p * ROWS + r) * X_PIECE, mine, zeros, t);
+    };
+    if (ONE_PIECE) read(0);
+    Output y = {factor, bias, residual, out, stride};
+    int local = group;  // the tile's number in the block
+#pragma unroll 1
+    for (int begin = 0, buffer = 0; begin < my_tiles; begin += round_tiles, buffer ^= 1) {
+        int end = min(begin + round_tiles, my_tiles);
+        float2* all = sums + buffer * round_sums;
+#pragma unroll 1
+        for (; local < end; local += GROUPS) {
+            int tile = blockIdx.x + local * gridDim.x;
+            float acc[ROWS][2] = {};
+#pragma unroll 1
+            for (int p = 0; p < n_mine; p++) {
+                const u8* piece = ring.wait();
+                if (!ONE_PIECE) read(p);
+                Multiply add{piece, 2 * (first + p) + 1 == n_strips, in, acc, lane};
+                if constexpr (SEGMENTS == 1)
+                    add.run<TYPE0>();
+                else
+                    for_type(tile, first1, first2, add);
                 __syncwarp();
                 fetch(ring.at);
                 ring.advance();
-            } while (here.step_on(shape));
-
-            int place = here.tile & (in_flight - 1), round = here.tile >> log_in_flight;
-            if (round) barrier_wait(empty + place, (round - 1) & 1);
-            float* to = partials + place * tile_floats + here.part * ROWS * 16 + lane / 4;
-#pragma unroll
-            for (int p = 0; p < 2; p++) {
-                if (here.part + p == shape.n_parts) break;
-#pragma unroll
-                for (int i = 0; i < 2; i++) {
-                    int row = lane % 4 * 2 + i;
-                    if (row < ROWS) {
-                        to[(p * ROWS + row) * 16] = acc[p][i];
-                        to[(p * ROWS + row) * 16 + 8] = acc[p][2 + i];
-                    }
-                }
             }
-            __syncwarp();
-            if (lane == 0) barrier_arrive(full + place);
+#pragma unroll
+            for (int r = 0; r < ROWS; r++)
+                all[(((local - begin) * PARTS + part) * ROWS + r) * WARP + lane] =
+                    make_float2(acc[r][0], acc[r][1]);
         }
-    } else {
-        Output y = {factor, bias, residual, out, stride};
-        int n = lane % 8;  // and the one 8 further
+        __syncthreads();
+        // a thread rows g and g + 8 of a tile
 #pragma unroll 1
-        for (int mine = 0, tile = blockIdx.x; tile < n_tiles; mine++, tile += gridDim.x) {
-            int place = mine & (in_flight - 1);
-            barrier_wait(full + place, (mine >> log_in_flight) & 1);
-#pragma unroll 1
-            for (int row = lane / 8; row < ROWS; row += 4) {
-                const float* from = partials + place * tile_floats + row * 16 + n;
-                Sum a(section), b(section);
-#pragma unroll 2
-                for (int p = 0; p < shape.n_parts; p++) {
-                    a.add(from[p * ROWS * 16]);
-                    b.add(from[p * ROWS * 16 + 8]);
+        for (int i = threadIdx.x; i < (end - begin) * 8; i += THREADS) {
+            int at = i / 8, tile = blockIdx.x + (begin + at) * gridDim.x;
+#pragma unroll
+            for (int r = 0; r < ROWS; r++) {
+                float a = 0.0f, b = 0.0f, square = 0.0f;
+#pragma unroll
+                for (int p = 0; p < PARTS; p++) {
+                    const float4* from = (const float4*)(all + ((at * PARTS + p) * ROWS + r) * WARP);
+                    float4 u = from[i % 8 * 2], v = from[i % 8 * 2 + 1];
+                    a += u.x + u.z + (v.x + v.z);
+                    b += u.y + u.w + (v.y + v.w);
+                    if (norm) square += squares[r * PARTS + p];
                 }
-                y.finish(epilogue, row, tile * 16 + n, a.total(), b.total());
+                float scale = norm ? rsqrtf(square / k + eps) : 1.0f;
+                y.finish(epilogue, r, tile * 16 + i % 8, a * scale, b * scale);
             }
-            __syncwarp();
-            if (lane == 0) barrier_arrive(empty + place);
         }
     }
 }

@@ -54,7 +54,7 @@ def lower(node: Node, ctx: Context) -> list[Launch]:
     rows = node.shape[0]
     projected = ctx.scratch(rows * group.n_outputs * 4, "qkv")
     product = matmul.Product(
-        group, ctx.weights(group.key), ctx.src(node, 0), projected, rows, attrs.single_rows
+        group, ctx.weights(group.key), ctx.normed(node), projected, rows, attrs.single_rows
     )
     vectors = [ctx.raw(name) for name in node.weights[3:]]
     biases = vectors[:3] if attrs.bias else [0, 0, 0]

@@ -1,0 +1,81 @@
+// The weights of `quant.cuh` as bytes and f32 scales, for tensor cores that multiply integers.
+//
+// Value of a weight = (byte * scale + summand) * 2^-EXCESS, times the row's factor.
+#include "lib/quant.cuh"
+
+// Integers may sit LOWEST bits up in their byte.
+template <class F>
+constexpr int BYTE_SHIFT = F::MAIN == 2 ? Packed<F>::LOWEST : 0;
+// Scales are stored that much too large, in powers of two, and summands are made so.
+template <class F>
+constexpr int EXCESS = Packed<F>::EXPONENT + BYTE_SHIFT<F>;
+
+DEVICE constexpr float power2_f32(int e) { return e < 0 ? 1.0f / (1ull << -e) : (float)(1ull << e); }
+
+// Byte `i` of x, less `less`, exactly.
+DEVICE float byte_f32(u32 x, int i, float less) {
+    return __uint_as_float(permute(x, 0x4b000000u, 0x7440u | i)) - (8388608.0f + less);
+}
+
+// Weights 8Q..8Q+7 of row half h: bytes of 0, 4, 1, 5 in `low`, of 2, 6, 3, 7 in `high`.
+template <class F, int h, int Q>
+DEVICE void weight_bytes(const Strip<F>& w, u32& low, u32& high) {
+    if constexpr (F::MAIN == 8) {
+        uint2 v = *((const uint2*)w.block + (((w.s * 2 + h) * 2 + Q / 2) * 32 + w.lane) * 2 + Q % 2);
+        low = permute(v.x, v.y, 0x6240);
+        high = permute(v.x, v.y, 0x7351);
+    } else if constexpr (F::TABLE) {
+        u32 word = w.template nibbles<h, Q>();
+        u32 low3 = word & 0x77777777u, pick = 0x32103210u | ((word >> 1) & 0x44444444u);
+        u32 a = w.level(low3, pick), b = w.level(low3 >> 16, pick >> 16);
+        low = permute(a, b, 0x6240);
+        high = permute(a, b, 0x7351);
+    } else {
+        low = high = 0;
+        if constexpr (F::MAIN == 4) {
+            u32 word = w.template nibbles<h, Q>();
+            low = word & 0x0f0f0f0fu;
+            high = (word >> 4) & 0x0f0f0f0fu;
+        }
+        if constexpr (F::MAIN == 2 || F::EXTRA == 2) {
+            u32 c = F::MAIN == 2 ? w.main2[h][Q / 2] : w.extra[h][Q / 2];
+            low |= shifted<4 - crumb_at(Q & 1, 0)>(c) & 0x30303030u;
+            high |= shifted<4 - crumb_at(Q & 1, 1)>(c) & 0x30303030u;
+        }
+        if constexpr (F::EXTRA == 1) {
+            constexpr int to = F::MAIN == 4 ? 4 : 3;
+            low |= shifted<to - bit_at(Q, 0)>(w.extra[h][0]) & (0x01010101u << to);
+            high |= shifted<to - bit_at(Q, 1)>(w.extra[h][0]) & (0x01010101u << to);
+        }
+    }
+}
+
+// Scale and summand of row half h, half strip H.
+template <class F, int h, int H>
+DEVICE void weight_factors(const Strip<F>& w, float& scale, float& summand) {
+    constexpr float zero = -(float)(F::ZERO << BYTE_SHIFT<F>);
+    if constexpr (F::SCALES == Scales::HALF) {
+        scale = h ? high_f32(w.steps[0]) : low_f32(w.steps[0]);
+        summand = zero * scale;
+    } else if constexpr (F::SCALES == Scales::HALF_MIN) {
+        scale = low_f32(w.steps[h]);
+        summand = high_f32(w.steps[h]) * power2_f32(EXCESS<F>);
+    } else if constexpr (F::SCALES == Scales::STEP) {
+        u32 mine = F::GROUP == 32 && w.s ? w.steps[0] >> 16 : w.steps[0];
+        float step = byte_f32(mine, F::GROUP == 16 ? 2 * h + H : h, 128.0f);
+        scale = step * (h ? high_f32(w.d[0]) : low_f32(w.d[0]));
+        summand = zero * scale;
+    } else {
+        float step, minimum;
+        if constexpr (F::GROUP == 32) {
+            step = byte_f32(w.steps[0], 2 * h, 0.0f);
+            minimum = byte_f32(w.steps[0], 2 * h + 1, 0.0f);
+        } else {
+            u32 both = w.steps[0] >> (8 * (2 * h + H));
+            step = byte_f32(both & 15u, 0, 0.0f);
+            minimum = byte_f32(both >> 4 & 15u, 0, 0.0f);
+        }
+        scale = step * low_f32(w.d[h]);
+        summand = minimum * (high_f32(w.d[h]) * power2_f32(EXCESS<F> - MIN_EXPONENT));
+    }
+}
