@@ -108,6 +108,13 @@ def test_the_pages_of_the_api(server: Served) -> None:
     paths = server.http.get("/openapi.json").json()["paths"]
     for path in ("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/embeddings"):
         assert "requestBody" in paths[path]["post"]
+        if path != "/v1/embeddings":
+            kinds = paths[path]["post"]["responses"]["200"]["content"]
+            assert set(kinds) == {"application/json", "text/event-stream"}
+    for operations in paths.values():
+        for operation in operations.values():
+            assert set(operation["responses"]) == {"200", "4XX", "5XX"}  # as they are answered
+    assert set(paths["/metrics"]["get"]["responses"]["200"]["content"]) == {"text/plain"}
 
 
 def test_what_is_switched_off_says_so() -> None:

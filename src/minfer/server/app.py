@@ -11,6 +11,7 @@ import logging
 import threading
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from typing import Any
 
 from fastapi import FastAPI
 from fastapi.exceptions import RequestValidationError
@@ -24,7 +25,7 @@ from minfer.errors import MinferError
 from minfer.llm import LLM
 from minfer.server import chat, completions, embeddings, native, responses, status
 from minfer.server.config import ServerConfig
-from minfer.server.errors import answer_error
+from minfer.server.errors import ErrorBody, answer_error
 from minfer.server.gate import Gate
 from minfer.server.metrics import Metrics
 from minfer.server.service import Service
@@ -87,8 +88,12 @@ def create_app(
         redoc_url=None,
     )
     app.state.service = None
+    refusals: dict[int | str, dict[str, Any]] = {
+        "4XX": {"model": ErrorBody, "description": "The request is refused"},
+        "5XX": {"model": ErrorBody, "description": "The server cannot answer"},
+    }
     for router in ROUTERS:
-        app.include_router(router)
+        app.include_router(router, responses=refusals)
     for kind in (MinferError, HTTPException, RequestValidationError):
         app.add_exception_handler(kind, answer_error)
     app.add_exception_handler(ClientGone, _nobody)

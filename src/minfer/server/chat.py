@@ -21,7 +21,7 @@ from minfer.server.asking import Asked, prepare
 from minfer.server.chat_schema import ChatRequest
 from minfer.server.logprobs import chat_logprobs
 from minfer.server.reading import StrictRoute
-from minfer.server.replies import send
+from minfer.server.replies import STREAMS, send
 from minfer.server.service import (
     Ready,
     Service,
@@ -36,7 +36,9 @@ from minfer.text import Reply, ReplyParser, ToolCall
 router = APIRouter(route_class=StrictRoute, tags=["OpenAI"])
 
 
-@router.post("/v1/chat/completions", response_model=None, summary="Answer a conversation")
+@router.post(
+    "/v1/chat/completions", response_model=None, responses=STREAMS, summary="Answer a conversation"
+)
 @router.post("/chat/completions", response_model=None, include_in_schema=False)
 async def chat(request: Request, body: ChatRequest, service: Ready) -> Response:
     """Answer a conversation, streaming or not."""

@@ -23,7 +23,7 @@ from minfer.server.errors import invalid
 from minfer.server.forms import answer_grammar, held_to
 from minfer.server.logprobs import text_logprobs
 from minfer.server.reading import StrictRoute
-from minfer.server.replies import send
+from minfer.server.replies import STREAMS, send
 from minfer.server.schema import Sampling, TextInput, TopLogprobs, as_list
 from minfer.server.service import (
     Ready,
@@ -58,7 +58,7 @@ class CompletionRequest(Sampling):
         return as_list(self.prompt)
 
 
-@router.post("/v1/completions", response_model=None, summary="Continue a text")
+@router.post("/v1/completions", response_model=None, responses=STREAMS, summary="Continue a text")
 async def complete(request: Request, body: CompletionRequest, service: Ready) -> Response:
     """Continue texts, streaming or not."""
     request.state.fields = {"text": "prompt", "ids": "prompt"}

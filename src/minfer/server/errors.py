@@ -10,6 +10,7 @@ from types import MappingProxyType
 from typing import Any
 
 from fastapi.exceptions import RequestValidationError
+from pydantic import BaseModel, ConfigDict
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
@@ -53,6 +54,23 @@ _PARTS = re.compile(r"[.\[]")
 _FIELD = re.compile(r"[a-z_]+([.\[].*)?")
 RETRY_AFTER = 1
 """Seconds a client is asked to wait where the server is busy."""
+
+
+class ErrorDetail(BaseModel):
+    """What is wrong with a request, or with the server."""
+
+    model_config = ConfigDict(extra="allow")
+
+    message: str
+    type: str
+    param: str | None
+    code: str | None
+
+
+class ErrorBody(BaseModel):
+    """The body of every answer that is none."""
+
+    error: ErrorDetail
 
 
 class ApiError(HTTPException):

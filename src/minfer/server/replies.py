@@ -18,6 +18,15 @@ CHAT_DONE = "[DONE]"
 """What ends OpenAI's older streams; the newer ones end with an event."""
 
 
+STREAMS: dict[int | str, dict[str, Any]] = {
+    200: {
+        "description": "The answer; with `stream` as events",
+        "content": {"text/event-stream": {}},
+    }
+}
+"""What the API's description says of a route that streams."""
+
+
 class Reply(Protocol):
     """An answer in the shape of one route; it is taken whole or in events, once."""
 

@@ -23,7 +23,7 @@ from minfer.server.asking import Asked, prepare
 from minfer.server.errors import api_error
 from minfer.server.logprobs import chat_logprobs
 from minfer.server.reading import StrictRoute
-from minfer.server.replies import send
+from minfer.server.replies import STREAMS, send
 from minfer.server.responses_schema import ResponsesRequest
 from minfer.server.service import Ready, Service, in_thread, note_unknown
 from minfer.server.turns import Turn
@@ -37,7 +37,9 @@ _PREFIXES = {"message": "msg", "reasoning": "rs", "function_call": "fc"}
 FIELDS = {"prompt": "input", "text": "input", "messages": "input"}
 
 
-@router.post("/v1/responses", response_model=None, summary="Answer, as a list of items")
+@router.post(
+    "/v1/responses", response_model=None, responses=STREAMS, summary="Answer, as a list of items"
+)
 async def respond(request: Request, body: ResponsesRequest, service: Ready) -> Response:
     """Answer a conversation, streaming or not. Nothing is stored."""
     request.state.fields = FIELDS

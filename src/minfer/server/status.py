@@ -7,7 +7,7 @@ from typing import Any
 
 from fastapi import APIRouter
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import JSONResponse, PlainTextResponse, Response
 
 from minfer.engine import Engine, SamplingParams
 from minfer.server.errors import ApiError
@@ -55,7 +55,7 @@ async def model(model: str, service: Ready) -> dict[str, Any]:
     return _model(service)
 
 
-@router.get("/metrics", response_model=None, summary="Figures for Prometheus")
+@router.get("/metrics", response_class=PlainTextResponse, summary="Figures for Prometheus")
 async def metrics(service: Ready) -> Response:
     """Prometheus' text format."""
     if not service.config.metrics:
