@@ -11,6 +11,7 @@ from op_cases import matmul
 
 from minfer.backends.cpu import _native, available_isas, cores
 from minfer.dtypes import BY_NAME
+from minfer.errors import RequestError
 
 MS = 1_000_000
 
@@ -97,3 +98,11 @@ def test_a_quota_bounds_the_cores(tmp_path: object, monkeypatch: pytest.MonkeyPa
     (root / "memory.current").write_text("400000\n")  # type: ignore[operator]
     budget = cores.memory_budget()
     assert budget.nbytes == 600000 and "control group" in budget.how
+
+
+def test_threads_far_beyond_the_cores_are_refused() -> None:
+    assert cores.n_threads(0, 6) == 6
+    assert cores.n_threads(32, 2) == 32
+    assert cores.n_threads(256, 64) == 256
+    with pytest.raises(RequestError, match="9999 is more than the 32 threads that 2 cores"):
+        cores.n_threads(9999, 2)

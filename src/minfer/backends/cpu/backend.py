@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from minfer.backends.base import Budget, Bytes, Split, Weight
 from minfer.backends.cpu import _native
-from minfer.backends.cpu.cores import memory_budget, usable_cores
+from minfer.backends.cpu.cores import memory_budget, n_threads, usable_cores
 from minfer.backends.cpu.lower import Memory, compile_split
 from minfer.backends.cpu.supports import reason_against
 from minfer.backends.cpu.weights import WeightStore
@@ -32,6 +32,7 @@ class CpuBackend:
 
     Raises:
         UnsupportedError: if this processor lacks the instruction set asked for.
+        RequestError: for a number of threads far beyond the cores.
     """
 
     name = "cpu"
@@ -39,7 +40,7 @@ class CpuBackend:
     def __init__(self, settings: Settings) -> None:
         cores = usable_cores()
         self.isa = _choose_isa(settings.cpu_isa)
-        self.threads = settings.threads or cores
+        self.threads = n_threads(settings.threads, cores)
         self._device: _native.Device | None = _native.Device(self.isa, self.threads, cores)
         self._weights = WeightStore()
         self._states: dict[str, _State] = {}

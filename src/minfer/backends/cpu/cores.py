@@ -12,6 +12,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from minfer.backends.base import Budget
+from minfer.errors import RequestError
+
+MOST_A_CORE, LEAST_LIMIT = 4, 32
+"""Threads that may be asked for, a core and in all."""
 
 _TOPOLOGY = Path("/sys/devices/system/cpu")
 _CGROUP = Path("/sys/fs/cgroup")
@@ -24,6 +28,24 @@ def usable_cores() -> int:
     cores = {_siblings(cpu) for cpu in cpus}
     count = len(cores) or os.cpu_count() or 1
     return max(1, min([count, *_quotas()]))
+
+
+def n_threads(asked: int, cores: int) -> int:
+    """Threads to run: as many as there are cores unless a number was asked for.
+
+    Raises:
+        RequestError: for more than `MOST_A_CORE` a core: a step waits for all of its threads, so
+            each one that has no core makes it slower, and a thousand leave no machine.
+    """
+    most = max(LEAST_LIMIT, MOST_A_CORE * cores)
+    if asked > most:
+        raise RequestError(
+            f"value {asked} is more than the {most} threads that {cores} "
+            f"core{'s' * (cores > 1)} can serve",
+            where="threads",
+            remedy=f"Use {cores}, or 0 to take what there is",
+        )
+    return asked or cores
 
 
 def memory_budget() -> Budget:
