@@ -1,6 +1,6 @@
 """Times the CUDA attention kernels on a 7B's shape, without torch or any library.
 
-    python bench/cuda_attention.py [--kv f16|q8_0|f32] [--heads 28 --kv-heads 4 --head-dim 128]
+    python -m bench.cuda_attention [--kv f16|q8_0|f32] [--heads 28 --kv-heads 4 --head-dim 128]
 
 Each figure is the median over graph replays of a chain of launches, so gaps between kernels count
 as they do in a step. GB/s counts the keys and values once; TFLOP/s the causal half of the scores.
