@@ -2,8 +2,9 @@
 
     python -m bench.soak MODEL.gguf [--minutes 20] [--device cpu]
 
-Fails if a request is neither answered nor refused properly, if pages are not free at the end, if
-memory grew, or if the server does not stop in time.
+Fails if a request is neither answered nor refused properly, if one in a hundred waits too long, if
+pages are not free at the end, or if memory grew. At the end the server is told to stop in the
+middle of answers: it must finish these, and be gone within 2 s after the last.
 """
 
 from __future__ import annotations
@@ -21,10 +22,13 @@ from pathlib import Path
 from time import perf_counter
 from urllib.request import urlopen
 
+from bench import results
 from bench.serve import free_port, question, running
 
 KINDS = ("whole", "stream", "leave", "malformed", "slow", "tools", "long", "embed")
 PATIENCE = 120.0
+LATE = 30.0
+"""Seconds within which 99 of 100 answers must be there, at four times as many clients as places."""
 
 
 async def client(port: int, kind: str, source: random.Random) -> str:
@@ -129,7 +133,7 @@ def main() -> None:
         free = metric(port, "minfer_kv_pages_free") + metric(port, "minfer_kv_pages_cached")
         total = metric(port, "minfer_kv_pages_total")
         busy = metric(port, "minfer_requests_running") + metric(port, "minfer_requests_waiting")
-        process.send_signal(signal.SIGTERM)
+        lost = asyncio.run(stop_amid_answers(port, process))
         began = perf_counter()
         stopped = _wait(process, 10)
         seconds = perf_counter() - began
@@ -137,17 +141,53 @@ def main() -> None:
         print(f"{end:20} {count}")
     times.sort()
     middle, late = times[len(times) // 2], times[-len(times) // 100]
-    print(f"answered in {middle:.2f} s, 99 of 100 in {late:.2f} s")
-    print(f"memory {before:.0f} -> {after:.0f} MiB; pages {free:g} of {total:g} free or cached")
-    print(f"stopped after {seconds:.2f} s with {stopped}")
+    row = {
+        "minutes": options.minutes,
+        "clients": options.clients,
+        "requests": ends.total(),
+        "answered": sum(n for end, n in ends.items() if end.endswith(" 200")),
+        "refused": sum(n for end, n in ends.items() if end.endswith((" 400", " 429"))),
+        "left": ends["leave left"],
+        "answer_p50_s": middle,
+        "answer_p99_s": late,
+        "memory_before_mib": before,
+        "memory_after_mib": after,
+        "pages_free_or_cached": free,
+        "pages": total,
+        "stopped_after_s": seconds,
+    }
+    print(results.table([row]))
     good = {"200", "429", "left"}
     wrong = [end for end in ends if end.split()[1] not in good and end != "malformed 400"]
     assert not wrong, wrong
+    assert late < LATE
     assert free == total
     assert busy == 0
     assert after < before * 1.1 + 20
+    assert lost == 0
     assert stopped == 0
     assert seconds < 2
+    results.append("soak", [row])
+
+
+async def stop_amid_answers(port: int, process: subprocess.Popen[bytes]) -> int:
+    """Tell the server to stop while it streams; how many answers do not come to their end."""
+    body = {"messages": [{"role": "user", "content": "Tell me a story."}], "stream": True}
+    data = json.dumps({**body, "max_tokens": 200}).encode()
+    streams = []
+    for _ in range(8):
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(
+            b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n"
+            b"Content-Type: application/json\r\nContent-Length: %d\r\n\r\n" % len(data) + data
+        )
+        streams.append((reader, writer))
+    begun = await asyncio.gather(*(reader.readuntil(b"data: ") for reader, _ in streams))
+    process.send_signal(signal.SIGTERM)
+    rest = await asyncio.gather(*(reader.read() for reader, _ in streams))
+    for _, writer in streams:
+        writer.close()
+    return len(begun) - sum(b"data: [DONE]" in text for text in rest)
 
 
 def _wait(process: subprocess.Popen[bytes], seconds: float) -> int | None:
