@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from minfer.server.errors import ApiError
-from minfer.server.reading import strict_json
+from minfer.server.reading import DEPTH, strict_json
 
 _text = st.text(st.characters(exclude_categories=["Cs"]), max_size=8)
 _values = st.recursive(
@@ -36,3 +36,16 @@ def test_a_twin_key_is_found_among_many() -> None:
     keys = ",".join(f'"{n}":0' for n in range(20_000))
     with pytest.raises(ApiError, match="'19999' is there twice"):
         strict_json(f'{{{keys},"19999":1}}'.encode())
+
+
+@pytest.mark.parametrize(("opening", "closing"), [("[", "]"), ('{"a":', "}")])
+def test_brackets_within_brackets_have_an_end(opening: str, closing: str) -> None:
+    def nested(depth: int) -> bytes:
+        return (opening * depth + "1" + closing * depth).encode()
+
+    assert json.dumps(strict_json(nested(DEPTH)))
+    for depth in (DEPTH + 1, 1000, 100_000):
+        with pytest.raises(ApiError, match="nested too deeply"):
+            strict_json(nested(depth))
+    text = json.dumps("[" * 1000).encode()
+    assert strict_json(text) == "[" * 1000

@@ -76,6 +76,7 @@ def test_what_stands_for_null_is_read_off_the_source(source: str, null: str) -> 
         ("{{ call['arguments']|tojson }}", {"a": 1}, {"a": 1}),
         ("{{ call.arguments | tojson }}", "{broken", "{broken"),
         ("{{ call.arguments | tojson }}", "[1]", "[1]"),
+        ("{{ call.arguments | tojson }}", '{"a":' * 9999, '{"a":' * 9999),
         ("{{ '' + call.arguments }}", {"a": "é"}, '{"a": "é"}'),
         ("{{ '' + call.arguments }}", '{"a": 1}', '{"a": 1}'),
         ("{% if call.arguments is string %}{{ call.arguments | tojson }}", '{"a":1}', '{"a":1}'),

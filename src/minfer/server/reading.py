@@ -17,6 +17,10 @@ LARGE = 1 << 18
 """Bytes from which a body is read in a thread, so that the others do not wait for it."""
 
 
+DEPTH = 128
+"""Brackets within brackets: what reads a body later may call itself once or twice for each."""
+
+
 class JsonRequest(Request):
     """A request whose JSON is read strictly."""
 
@@ -24,8 +28,8 @@ class JsonRequest(Request):
         """The body as JSON.
 
         Raises:
-            ApiError: if it is not JSON in UTF-8, repeats a key, or holds NaN, Infinity or half of
-                a surrogate pair.
+            ApiError: if it is not JSON in UTF-8, repeats a key, is nested too deeply, or holds
+                NaN, Infinity or half of a surrogate pair.
         """
         body = await self.body()
         if len(body) < LARGE:
@@ -61,6 +65,8 @@ def strict_json(body: bytes) -> Any:
         value = json.loads(body, object_pairs_hook=_object, parse_constant=_constant)
         if b"\\u" in body:
             json.dumps(value, ensure_ascii=False).encode()
+        if body.count(b"{") + body.count(b"[") > DEPTH and _is_deep(value):
+            raise RecursionError
         return value
     except UnicodeEncodeError as error:
         raise ApiError(
@@ -69,8 +75,23 @@ def strict_json(body: bytes) -> Any:
             code="invalid_json",
         ) from None
     except (ValueError, RecursionError) as error:
-        reason = "it is nested too deeply" if isinstance(error, RecursionError) else str(error)
+        deep = f"it is nested too deeply; {DEPTH} levels are allowed"
+        reason = deep if isinstance(error, RecursionError) else str(error)
         raise ApiError(400, f"the body is not JSON: {reason}", code="invalid_json") from None
+
+
+def _is_deep(value: Any) -> bool:
+    level: list[Any] = [[value]]
+    for _ in range(DEPTH + 1):
+        level = [
+            item
+            for outer in level
+            for item in (outer.values() if isinstance(outer, dict) else outer)
+            if isinstance(item, dict | list)
+        ]
+        if not level:
+            return False
+    return True
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -109,7 +109,10 @@ class Forms:
         if self.arguments == "object" and isinstance(arguments, str):
             try:
                 parsed = json.loads(arguments)
-            except ValueError:  # a model's own slip; it reads its words as it wrote them
+            except (
+                ValueError,
+                RecursionError,
+            ):  # a model's own slip; it reads its words as it wrote them
                 return arguments
             return parsed if isinstance(parsed, dict) else arguments
         if self.arguments == "string" and isinstance(arguments, dict):
