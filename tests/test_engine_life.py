@@ -26,7 +26,7 @@ from tiny_models import (
 )
 
 from minfer.backends import Weight
-from minfer.engine import EngineConfig, SamplingParams, State
+from minfer.engine import Counters, EngineConfig, SamplingParams, State
 from minfer.errors import (
     BackendError,
     BusyError,
@@ -491,3 +491,14 @@ def test_a_step_costs_little_besides_its_kernels() -> None:
         engine.step()
         seconds.append(time.perf_counter() - began)
     assert sorted(seconds)[75] < 120e-6
+
+
+def test_warming_up_leaves_nothing_behind() -> None:
+    engine, _ = historian_engine()
+    engine.warm_up()
+    assert engine.counters == Counters()
+    assert engine.pages == (6, 0, 6)
+    assert not engine.has_work
+    sequence = engine.add([3] * 100, ending(3))
+    run(engine)
+    assert sequence.tokens[100:] == expected_tokens([3] * 100, 3)

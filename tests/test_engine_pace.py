@@ -47,9 +47,30 @@ def test_small_steps_teach_nothing_about_large_ones() -> None:
     assert pace.rows(beside_streams=True) == 128
 
 
+def test_a_slow_device_is_known_after_one_step() -> None:
+    pace = Pace(512, 0.1)  # 7B parameters on two cores: 20 prompt rows a second
+    pace.note(0, LEAST, LEAST / 20)
+    assert pace.rows(beside_streams=False) == LEAST
+    assert pace.rows(beside_streams=True) == LEAST
+
+
 def test_it_recovers_from_one_slow_step() -> None:
     pace = Pace(512, 0.1)
     pace.note(1, 128, 5.0)
-    assert pace.rows(beside_streams=True) == 64
-    pace.note(1, 64, 0.01)
-    assert pace.rows(beside_streams=True) == 128
+    assert pace.rows(beside_streams=True) == LEAST
+    for beside, most in ((True, 256), (False, 512)):
+        for _ in range(10):
+            rows = pace.rows(beside_streams=beside)
+            pace.note(beside, rows, rows * 2e-4)
+        assert pace.rows(beside_streams=beside) == most
+
+
+@given(st.lists(st.tuples(st.integers(0, 4), st.integers(0, 512), st.floats(1e-6, 100))))
+def test_rows_stay_powers_of_two_within_limits(steps: list[tuple[int, int, float]]) -> None:
+    pace = Pace(512, 0.1)
+    for step in steps:
+        pace.note(*step)
+        for beside in (True, False):
+            rows = pace.rows(beside_streams=beside)
+            assert LEAST <= rows <= 512
+            assert rows.bit_count() == 1

@@ -213,6 +213,7 @@ def test_a_device_that_computes_nonsense_is_found_out(
     output = CompiledPlan.output
 
     async def work(worker: Worker) -> None:
+        await worker.call(lambda engine: None)  # it has warmed up
         monkeypatch.setattr(
             CompiledPlan, "output", lambda self, **more: output(self, **more) * np.nan
         )
@@ -232,6 +233,7 @@ def test_failures_of_work_beside_the_sequences_count(
         raise BackendError("the device is gone", where="cuda")
 
     async def work(worker: Worker) -> None:
+        await worker.call(lambda engine: None)  # it has warmed up
         monkeypatch.setattr(CompiledPlan, "enqueue", fail)
         for _ in range(FAILURES):
             with pytest.raises(BackendError):
@@ -344,6 +346,23 @@ def test_closing_tells_everybody(llm: LLM) -> None:
         await client.done.wait()
         assert client.events[-1].finish_reason == "error" or len(client.tokens) == 200
         with pytest.raises(ClosedError):
+            worker.submit([Client([1]).job])
+
+    run(llm, work)
+
+
+def test_an_engine_that_fails_from_the_beginning_is_unhealthy_at_once(
+    llm: LLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> Any:
+        raise BackendError("the device is gone", where="cuda")
+
+    monkeypatch.setattr(CompiledPlan, "enqueue", fail)
+
+    async def work(worker: Worker) -> None:
+        while worker.failure is None:
+            await asyncio.sleep(0.001)
+        with pytest.raises(ClosedError, match="the device is gone"):
             worker.submit([Client([1]).job])
 
     run(llm, work)

@@ -26,7 +26,7 @@ from minfer.engine.flight import Flight, can_fly, follow, next_chunks, supports_
 from minfer.engine.guesser import Guesser
 from minfer.engine.inputs import fill
 from minfer.engine.lane import Lane, Wanted
-from minfer.engine.pace import Pace
+from minfer.engine.pace import LEAST, Pace
 from minfer.engine.params import SamplingParams
 from minfer.engine.plans import PlanCache
 from minfer.engine.roster import Roster
@@ -228,11 +228,10 @@ class Engine:
         """Start the next step behind the one under way, if its rows are certain to go on."""
         flight = self._flights[-1]
         runs = [c.sequence for c in flight.chunks]
-        if self._watcher is not None or self._guesser is not None:
+        if self._watcher is not None or self._guesser is not None or self._roster.may_admit():
             return
-        if runs != self._roster.running or self._roster.may_admit():
-            return
-        if any(run.n_generated + 2 > run.max_tokens for run in runs):
+        ends = any(run.n_generated + 2 > run.max_tokens for run in runs)
+        if ends or runs != self._roster.running:
             return
         chunks = next_chunks(flight)
         if not all(self._space.grow(c.sequence, c.start + 1) for c in chunks):
@@ -425,6 +424,14 @@ class Engine:
             compiled.inputs["counts"][2] = count
         self._enqueue(compiled, [chunk])
         return compiled.output(rows=count)
+
+    def warm_up(self) -> None:
+        """Compute a few prompt rows for nobody, and then again, to learn how long they take."""
+        ids = [0] * min(LEAST, self.config.n_ctx, self.config.prefill_rows)
+        for _ in range(2):
+            began = perf_counter()
+            self.forward(ids)
+        self._pace.note(0, len(ids), perf_counter() - began)
 
     def launches(self, single_rows: int, other_rows: int) -> int:
         """Kernel launches (on a CPU: calls) of a step with so many rows."""

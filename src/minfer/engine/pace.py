@@ -1,13 +1,12 @@
 """How many prompt rows a step takes, so that nobody waits long for it.
 
-Rows are halved after a step that took too long, and doubled after one that took less than half of
-what it may. A step beside running streams may take less time than one with prompts alone, which
-still must end soon enough for new requests and cancellations.
+After a step that took too long there are as many fewer rows as it took too much; after one that
+took less than half of what it may, twice as many. A step beside running streams may take less time
+than one with prompts alone, which still must end soon enough for new requests and cancellations;
+where any step shows that the device is far slower than thought, both learn from it.
 """
 
 from __future__ import annotations
-
-from minfer.engine.batcher import bucket
 
 LEAST = 16
 """Prompt rows a step takes in any case: a prompt must come to its end."""
@@ -37,7 +36,18 @@ class Pace:
         if not n_other:
             return
         beside = n_single > 0
-        if seconds > self._seconds[beside]:
-            self._rows[beside] = max(min(LEAST, self._most), bucket(n_other) // 2)
-        elif n_other >= self._rows[beside] and seconds < self._seconds[beside] / 2:
-            self._rows[beside] = min(self._most, 2 * self._rows[beside])
+        rows, limit = self._rows[beside], self._seconds[beside]
+        if seconds > limit:
+            self._fit(beside, n_other, seconds)
+        elif n_other >= rows and seconds < limit / 2:
+            self._rows[beside] = min(self._most, 2 * rows)
+        if n_other >= min(LEAST, self._most):  # fewer tell more of a step than of its rows
+            for kind, limit in self._seconds.items():
+                if seconds * self._rows[kind] / n_other > 2 * limit:
+                    self._fit(kind, n_other, seconds)
+
+    def _fit(self, beside: bool, n_rows: int, seconds: float) -> None:
+        """Take as many rows as there is time for, where `n_rows` take so many seconds."""
+        fit = int(n_rows * self._seconds[beside] / seconds)
+        power = 1 << max(0, fit.bit_length() - 1)
+        self._rows[beside] = min(max(power, min(LEAST, self._most)), self._rows[beside])

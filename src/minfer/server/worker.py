@@ -170,6 +170,7 @@ class Worker:
 
     def _main(self) -> None:
         try:
+            self._engine.warm_up()
             while self._take_commands():
                 self._turn()
                 self._send()
