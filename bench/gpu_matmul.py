@@ -277,7 +277,7 @@ def chain(bench: Bench, shapes: Sequence[Shape], rows: int) -> dict[str, object]
 def sweep(bench: Bench, shape: Shape, rows: int, made: Any) -> list[dict[str, object]]:
     """One shape in every sensible geometry of `matmul_vec`."""
     return [
-        measure(bench, shape, rows, made, True, lambda p, v=variant: [matmul.vec_launch(p, v)])
+        measure(bench, shape, rows, made, True, lambda p, v=variant: [matmul.vec_launch(p, 0, v)])
         for variant in _geometries(bench, made[0], rows)
     ]
 
@@ -305,7 +305,7 @@ def prepare(
         for rows, singles in [(n, n) for n in single] + [(n, 0) for n in many]:
             product = matmul.Product(group, 0, Normed(0), 0, rows, singles, epilogue)
             if swept and singles:
-                launches += [matmul.vec_launch(product, v) for v in _geometries(bench, group, rows)]
+                launches += [matmul.vec_launch(product, 0, v) for v in _geometries(bench, group, rows)]
             else:
                 launches += matmul.project(product, bench.context)
     bench.device.prepare(launch.kernel for launch in launches)

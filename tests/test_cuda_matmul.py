@@ -167,7 +167,6 @@ def test_single_rows(bench: Bench, dtype: DType) -> None:
     for n_cols in widths(dtype):
         group, (w,) = bench.group([dtype], n_cols, [88])
         x = bench.activations(100, n_cols)
-        few = choose.vec(group, 1, bench.device.facts)
         alone = {
             n: [bench.run(group, np.repeat(x[i : i + 1], n, 0), n)[0] for i in (0, 5, 99)]
             for n in (1, choose.MAX_VEC_ROWS + 1)
@@ -177,7 +176,8 @@ def test_single_rows(bench: Bench, dtype: DType) -> None:
             assert error(found, x[:rows] @ w.T) < TOLERANCE, (n_cols, rows)
             for i, row in enumerate((0, 5, 99)):
                 if row < rows:
-                    path = 1 if few and rows <= choose.MAX_VEC_ROWS else choose.MAX_VEC_ROWS + 1
+                    few = choose.takes_vec(group, rows, bench.device.facts)
+                    path = 1 if few else choose.MAX_VEC_ROWS + 1
                     assert np.array_equal(found[row], alone[path][i]), (n_cols, rows, row)
 
 
@@ -295,6 +295,6 @@ def test_every_geometry_gives_the_same_bits(bench: Bench) -> None:
     for stages, sms in ((3, 132), (2, 7), (2, 1), (4, 60)):
         device.fill(out, 0xFF, expected.nbytes)
         variant = choose.vec_geometry(group, 1, stages, sms)
-        device.run([matmul.vec_launch(product, variant)])
+        device.run([matmul.vec_launch(product, 0, variant)])
         found = device.download(out, expected.nbytes).view(np.float32)
         assert np.array_equal(found, expected[0]), (stages, sms)

@@ -46,9 +46,9 @@ def test_geometries_fit_and_cover(facts: Facts, dtype: DType, shape: tuple[int, 
     made = group(dtype, n_cols, n_rows)
     rule = choose.order(made)
     for rows in (1, 2, 5, 8, 9, 33, 64, 100):
-        few = choose.vec(made, rows, facts)
-        if few is not None:
-            assert rows <= choose.MAX_VEC_ROWS and few.shared <= facts.shared_limit
+        if choose.takes_vec(made, rows, facts):
+            few = choose.vec(made, rows, facts)
+            assert few.rows <= rows <= choose.MAX_VEC_ROWS and few.shared <= facts.shared_limit
             assert 0 < few.grid <= min(facts.n_sms, made.n_tiles) and few.warps < 32
             continue
         batch = choose.batch(made, rows, facts)

@@ -327,7 +327,7 @@ struct Item {
     int row, part, tile, kv_head, heads;
     Span span;
     Walk walk;
-    i64 at;  // of its first head in q and y
+    int at;  // of its first head in q and y
 };
 
 // What finding items takes.
@@ -490,7 +490,7 @@ KERNEL __launch_bounds__(THREADS, WALKS)
     // An item's part is counted in during the next item, so that no one waits for the answer.
     struct {
         int slot, heads, parts;
-        i64 at;
+        int at;
     } before = {};
     for (int number = blockIdx.x; number < items + gridDim.x; number += gridDim.x, buffer ^= 1) {
         bool last = number >= items;  // nothing is left but the item before

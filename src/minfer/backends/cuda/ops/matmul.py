@@ -115,9 +115,8 @@ def project(product: Product, ctx: Context) -> list[Launch]:
 
 def _single(product: Product, ctx: Context) -> list[Launch]:
     rows = product.single_rows
-    few = choose.vec(product.group, rows, ctx.facts)
-    if few is not None:
-        return [vec_launch(product, few)]
+    if choose.takes_vec(product.group, rows, ctx.facts):
+        return _few(product, ctx.facts)
     launches: list[Launch] = []
     first = 0
     while first < rows:
@@ -125,6 +124,16 @@ def _single(product: Product, ctx: Context) -> list[Launch]:
         n = min(variant.columns, rows - first)
         launches += batch_launches(product, first, n, variant, ctx)
         first += n
+    return launches
+
+
+def _few(product: Product, facts: Facts) -> list[Launch]:
+    """One launch for as many rows as fit."""
+    launches, first = [], 0
+    while first < product.single_rows:
+        variant = choose.vec(product.group, product.single_rows - first, facts)
+        launches.append(vec_launch(product, first, variant))
+        first += variant.rows
     return launches
 
 
@@ -140,16 +149,17 @@ def _tiles(group: Group) -> tuple[int, ...]:
     return (*found, *[0] * (3 - len(found)))
 
 
-def vec_launch(product: Product, variant: choose.Vec) -> Launch:
-    """The launch of `matmul_vec` for the single rows."""
+def vec_launch(product: Product, first: int, variant: choose.Vec) -> Launch:
+    """The launch of `matmul_vec` for its rows from `first` on."""
     group = product.group
+    skip = 4 * first * group.n_outputs
     args = (
         *_addresses(product),
-        product.x.x,
+        product.x.x + 4 * first * group.n_cols,
         product.x.norm,
         product.bias,
-        product.residual,
-        product.out,
+        product.residual + skip if product.residual else 0,
+        product.out + skip,
         group.n_cols,
         *_tiles(group),
         group.n_outputs,
@@ -178,7 +188,6 @@ def vec_kernel(group: Group, variant: choose.Vec) -> Kernel:
         PARTS=variant.parts,
         GROUPS=variant.groups,
         STAGES=variant.stages,
-        BLOCKS=1,
         SEGMENTS=len(group.segments),
         ONE_PIECE=int(variant.rows == 1 and blocks(group.n_cols, choose.PIECE) <= variant.parts),
         **_types(group),
@@ -347,13 +356,13 @@ def kernels(facts: Facts) -> Sequence[Kernel]:
         found.append(expand_kernel(matmul_pack.FORMATS[dtype.name]))
         group = Group(("w",), (WeightSpec(dtype, (4096, 4096)),))
         batches = (16, 64) if dtype.name in ("q4_K", "q5_0", "q6_K", "f16") else ()
-        found += _single_kernels(group, PLAIN, (1, 4, 8, *batches), facts)
+        found += _single_kernels(group, PLAIN, (1, 2, 8, *batches), facts)
     pair = WeightSpec(BY_NAME["q4_K"], (4096, 16384))
     found += _single_kernels(Group(("a", "b"), (pair, pair), True), SILU, (16, 64), facts)
     q4, q6 = BY_NAME["q4_K"], BY_NAME["q6_K"]
     specs = (WeightSpec(q4, (3584, 3584)), WeightSpec(q4, (3584, 512)), WeightSpec(q6, (3584, 512)))
     mixed = Group(("q", "k", "v"), specs)
-    found += _single_kernels(mixed, PLAIN, (1, 4, 8, 16, 64), facts)
+    found += _single_kernels(mixed, PLAIN, (1, 2, 8, 16, 64), facts)
     found.append(act_kernel())
     hopper = facts.capability == (9, 0)
     for tile_n in (128, 192, 224, 256) if hopper else (128,):
@@ -368,8 +377,7 @@ def _single_kernels(
     group: Group, epilogue: int, rows: Sequence[int], facts: Facts
 ) -> Iterator[Kernel]:
     for n in rows:
-        few = choose.vec(group, n, facts)
-        if few is not None:
-            yield vec_kernel(group, few)
+        if choose.takes_vec(group, n, facts):
+            yield vec_kernel(group, choose.vec(group, n, facts))
         else:
             yield from batch_kernels(group, epilogue, choose.batch(group, n, facts))

@@ -207,6 +207,7 @@ matmul_batch_finish(const float* partial, const float* factor, const float* bias
     pdl_wait();
     if (column >= n_rows) return;
     Sum a(SPLIT == 1 ? SECTION : 1), b(SPLIT == 1 ? SECTION : 1);
+#pragma unroll 8
     for (int u = 0; u < n_units; u++) {
         const float* from = partial + ((u64)u * COLUMNS + m) * n_rows + column;
         a.add(from[0]);

@@ -93,32 +93,36 @@ _NOMINAL_SMS = 132
 """`vec_split` is numerics, so it takes one card for all."""
 
 
-def vec(group: Group, rows: int, facts: Facts) -> Vec | None:
-    """The geometry for `rows` single rows, None if they do not fit or a weight is not quantized."""
-    if rows > MAX_VEC_ROWS or any(s.format.plain for s in group.segments):
-        return None
-    for stages in (4, 3, 2):
-        found = vec_geometry(group, rows, stages, facts.n_sms)
-        if found.shared <= facts.shared_limit:
-            return found
-    return None
+def takes_vec(group: Group, rows: int, facts: Facts) -> bool:
+    """Whether single rows go to `matmul_vec`: two at most, of quantized weights that fit."""
+    plain = any(s.format.plain for s in group.segments)
+    return rows <= MAX_VEC_ROWS and not plain and _fits(group, 1, facts)
+
+
+def _fits(group: Group, rows: int, facts: Facts) -> bool:
+    return vec_geometry(group, rows, 2, facts.n_sms).shared <= facts.shared_limit
+
+
+def vec(group: Group, rows: int, facts: Facts) -> Vec:
+    """The geometry for as many of the rows as fit, where `takes_vec`."""
+    rows = next(n for n in (2, 1) if n <= rows and _fits(group, n, facts))
+    deep = vec_geometry(group, rows, 3, facts.n_sms)
+    pieces = blocks(group.n_tiles, deep.grid) * blocks(blocks(group.n_cols, PIECE), deep.parts)
+    # a short kernel starts sooner with less to fetch
+    if deep.shared <= facts.shared_limit and pieces > 3:
+        return deep
+    return vec_geometry(group, rows, 2, facts.n_sms)
 
 
 def vec_split(group: Group) -> tuple[int, int]:
-    """Parts and groups: those whose busiest warp has least to do, of these most parts."""
+    """Parts and groups: as many parts as warps, each with as many pieces, more groups if few."""
     n_pieces = blocks(group.n_cols, PIECE)
-    tiles = blocks(group.n_tiles, _NOMINAL_SMS)
-
-    def found(parts: int) -> tuple[int, int, int]:
-        groups = min(MAX_VEC_WARPS // parts, tiles)
-        return blocks(n_pieces, parts) * blocks(tiles, groups), -parts, groups
-
-    _, parts, groups = min(found(parts) for parts in range(1, min(MAX_VEC_WARPS, n_pieces) + 1))
-    return -parts, groups
+    parts = blocks(n_pieces, blocks(n_pieces, MAX_VEC_WARPS))
+    return parts, min(MAX_VEC_WARPS // parts, blocks(group.n_tiles, _NOMINAL_SMS))
 
 
 def vec_geometry(group: Group, rows: int, stages: int, n_sms: int) -> Vec:
-    """The geometry with this number of stages."""
+    """The geometry with rings of this many stages."""
     parts, groups = vec_split(group)
     grid = min(n_sms, group.n_tiles)
     tiles, tile_bytes = blocks(group.n_tiles, grid), parts * rows * 256
@@ -159,11 +163,6 @@ class Batch:
     shared: int
 
 
-# Relative times: of a piece of a tile 1; bytes of x weigh less than the weights', which come from
-# farther; a block's start and end; a second launch.
-_X_COST, _BLOCK_COST, _SPLIT_COST = 0.6, 40.0, 30.0
-
-
 def batch(group: Group, rows: int, facts: Facts) -> Batch:
     """The geometry for single rows, 64 at most: the one whose busiest multiprocessor does least.
 
@@ -181,25 +180,29 @@ def batch(group: Group, rows: int, facts: Facts) -> Batch:
 def _batches(group: Group, columns: int, facts: Facts) -> Iterator[Batch]:
     even = all(s.n_tiles % 2 == 0 for s in group.segments[:-1])
     for tiles in (2, 1) if even else (1,):
-        # a quarter of the registers serves three warps, or two that need more than 168 a thread
-        most = 7 if columns == 64 and tiles == 2 else 11
+        # A quarter of the registers serves three warps; two where one needs more than 168 a thread,
+        # five where 96 are enough.
+        most = 7 if columns == 64 and tiles == 2 else 18 if columns <= 16 and tiles == 1 else 11
         for warps in range(most, 0, -1):
             yield from batch_splits(group, columns, warps, tiles, facts)
 
 
 def _batch_cost(group: Group, variant: Batch, n_sms: int) -> float:
+    """Cycles of the busiest multiprocessor, roughly: the model of `matmul_batch`'s time."""
     rule = order(group)
     waves = blocks(variant.grid[0] * variant.grid[1], n_sms)
     pieces = variant.parts_a_block * rule.part
-    x = pieces * variant.columns * 2 * PIECE / piece_bytes(group) * _X_COST
-    # few warps wait for their own latency: a lone one streams no faster than an eighth
-    cost = waves * (pieces * max(variant.warps, 8) * variant.tiles + x + _BLOCK_COST)
-    if variant.tiles == 1:  # x is read from shared memory twice as often
-        cost *= 1.2
+    warps, tiles, eights = variant.warps, variant.tiles, variant.columns // 8
+    instructions = warps * (tiles * (230 + 16 * eights) + 8 * eights + 60)
+    # few warps wait for their own latency; two tiles hide some of it, and tie up registers
+    busy = min(1.0, warps / 16) if tiles == 1 else min(0.75, warps / 8)
+    issued = instructions / (2.8 * busy)
+    wavefronts = warps * (32.0 * eights + tiles * piece_bytes(group) / 128)
+    fetched = (warps * tiles * piece_bytes(group) + 512 * variant.columns / 2) / 19.5
+    cost = waves * (pieces * max(issued, wavefronts, fetched) + 4000)
     if variant.split:
         n_units = rule.n_parts if variant.split == 1 else rule.n_sections
-        nbytes = 8.0 * n_units * variant.columns * group.n_rows
-        cost += _SPLIT_COST + nbytes / n_sms / piece_bytes(group)
+        cost += 3000 + 8.0 * n_units * variant.columns * group.n_rows / n_sms / 19.5
     return cost
 
 

@@ -17,7 +17,7 @@
 //   the wait for the previous kernel: weights never change.
 // Floor: bytes of W over memory bandwidth. Arithmetic takes about 1 lane instruction a weight
 //   (q4_K), of 4.4 that a memory-bound multiprocessor has.
-// Limits: quantized types; K a multiple of 8; ROWS <= 4, and x in bytes beside the rings.
+// Limits: quantized types; K a multiple of 8; ROWS <= 2, and x in bytes beside the rings.
 // Numerics: x to 16 bits by groups of 16, sums of a group exact, all else in f32. A row's bits
 //   depend on PARTS, which is a function of the weights' shapes, and not on ROWS or the grid.
 // Versions: 1 (2026-11) weights expanded to halves, f16 tensor cores, warp rings, programmatic
@@ -36,7 +36,6 @@
 #define PARTS 14
 #define GROUPS 1
 #define STAGES 3
-#define BLOCKS 1
 #define SEGMENTS 1
 #define ONE_PIECE 1
 #endif
@@ -107,6 +106,19 @@ DEVICE void multiply(const Strip<F>& w, const Input (&x)[ROWS], int s, float (&s
     }
 }
 
+// A warp's share of x in shared memory, and where a lane finds its own in a piece of it.
+struct Share {
+    const u8* pieces;  // [piece][row of x][X_PIECE]
+    const u8* zeros;   // null where the lane reads x
+    int mine, t;
+
+    DEVICE void read(Input (&to)[ROWS], int piece) const {
+#pragma unroll
+        for (int r = 0; r < ROWS; r++)
+            to[r].load(pieces + (piece * ROWS + r) * X_PIECE, mine, zeros, t);
+    }
+};
+
 // Adds the products of a piece.
 struct Multiply {
     const u8* piece;
@@ -129,7 +141,7 @@ struct Multiply {
     }
 };
 
-KERNEL __launch_bounds__(THREADS, BLOCKS)
+KERNEL __launch_bounds__(THREADS, 1)
 matmul_vec(const u8* w0, const u8* w1, const u8* w2, const float* factor, const float* x,
            const float* norm, const float* bias, const float* residual, float* out, int k,
            int tiles0, int tiles1, int tiles2, int stride, int round_tiles, int epilogue,
@@ -225,13 +237,9 @@ matmul_vec(const u8* w0, const u8* w1, const u8* w2, const float* factor, const 
     }
     __syncwarp();
 
-    int mine = t * 64 + g % 2 * 32;
+    Share share = {xs, zeros, t * 64 + g % 2 * 32, t};
     Input in[ROWS];
-    auto read = [&](int p) {
-#pragma unroll
-        for (int r = 0; r < ROWS; r++) in[r].load(xs + (p * ROWS + r) * X_PIECE, mine, zeros, t);
-    };
-    if (ONE_PIECE) read(0);
+    if (ONE_PIECE) share.read(in, 0);
     Output y = {factor, bias, residual, out, stride};
     int local = group;  // the tile's number in the block
 #pragma unroll 1
@@ -245,7 +253,7 @@ matmul_vec(const u8* w0, const u8* w1, const u8* w2, const float* factor, const 
 #pragma unroll 1
             for (int p = 0; p < n_mine; p++) {
                 const u8* piece = ring.wait();
-                if (!ONE_PIECE) read(p);
+                if (!ONE_PIECE) share.read(in, p);
                 Multiply add{piece, 2 * (first + p) + 1 == n_strips, in, acc, lane};
                 if constexpr (SEGMENTS == 1)
                     add.run<TYPE0>();
