@@ -282,7 +282,7 @@ def cases() -> Iterator[Case]:
     for dtype in (F16, BY_NAME["q4_1"], BY_NAME["q8_0"]):
         yield matmul(dtype, 96, 16, (1, 0))
         yield matmul(dtype, 576, 1000, (0, 130), bias=True, residual=True)
-        for n_out in (33, 34):  # CUDA refuses an odd number
+        for n_out in (33, 34):
             for n in (2, 5, 8, 9, 17):
                 yield matmul(dtype, 288, n_out, (n, 0))
             for n in (1, 2, 7):

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from minfer.backends.cuda import driver, nvrtc
 from minfer.backends.cuda.compile import CubinCache, Unit
 from minfer.backends.cuda.launch import Kernel, Launch, check_geometry, convert_args
-from minfer.backends.cuda.staging import Bytes, Staging
+from minfer.backends.cuda.staging import Bytes, Pinned, Staging
 from minfer.errors import BackendError, OutOfMemoryError
 from minfer.settings import Settings
 
@@ -248,18 +248,32 @@ class Device:
             raise _explained(error, "replaying a graph") from error
 
     def timed(self, work: Callable[[], None]) -> float:
-        """Seconds between an event before `work` and one after it, by the device's clock."""
+        """Seconds between an event before `work` and one after it, by the device's clock.
+
+        The stream is held until everything is enqueued, so the host's time does not count. `work`
+        must not wait for the device.
+        """
         self._bind()
         self.synchronize()
         options = self._core.EventOptions(timing_enabled=True)
+        gate = self._gate.array.view(np.uint32)
+        gate[0] = 0
+        equal = self._cuda.CUstreamWaitValue_flags.CU_STREAM_WAIT_VALUE_EQ
+        driver.check(
+            self._cuda.cuStreamWaitValue32(self._handle, self._gate.address, 1, int(equal)),
+            "holding the stream",
+        )
         try:
             begin = self.stream.record(options=options)
             work()
             end = self.stream.record(options=options)
+            gate[0] = 1
             self._wait("timing", None)
             return float(end - begin) / 1e3
         except self._errors as error:
             raise _explained(error, "timing") from error
+        finally:
+            gate[0] = 1
 
     # ---- memory ---------------------------------------------------------------------------------
 
@@ -268,6 +282,10 @@ class Device:
         """The pinned buffers that uploads and downloads pass through."""
         self._bind()
         return Staging(self._handle, self._wait)
+
+    @cached_property
+    def _gate(self) -> Pinned:
+        return Pinned(4)
 
     def memory(self) -> tuple[int, int]:
         """Bytes free and in all."""
@@ -409,6 +427,8 @@ class Device:
     def _free_all(self) -> None:
         if "staging" in self.__dict__:
             self.staging.close()
+        if "_gate" in self.__dict__:
+            self._gate.close()
         for address in list(self._blocks):
             self.free(address)
         self._kernels.clear()

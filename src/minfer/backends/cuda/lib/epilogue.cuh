@@ -15,12 +15,17 @@ struct Output {
     const float* bias;      // [stride], or null
     const float* residual;  // [m][stride], or null
     float* out;             // [m][stride]
-    int stride;             // even
+    int stride;
 
     // Sums of columns n, n + 1 (n even) of row m.
     DEVICE void plain(int m, int n, float a, float b) const {
         if (n >= stride) return;
         float2 f = *(const float2*)(factor + n);
+        if (stride & 1) {  // pairs are not aligned
+            one(m, n, a * f.x);
+            one(m, n + 1, b * f.y);
+            return;
+        }
         float2 y = {a * f.x, b * f.y};
         if (bias) {
             float2 e = *(const float2*)(bias + n);
@@ -49,10 +54,9 @@ struct Output {
     // Column n of row m, its factor applied.
     DEVICE void one(int m, int n, float y) const {
         if (n >= stride) return;
-        float extra = 0.0f;
-        if (bias) extra += bias[n];
-        if (residual) extra += residual[(u64)m * stride + n];
-        out[(u64)m * stride + n] = y + extra;
+        if (bias) y += bias[n];
+        if (residual) y += residual[(u64)m * stride + n];
+        out[(u64)m * stride + n] = y;
     }
 
     // Sums of gate columns n, n + 1 (n even, n % 16 < 8) and of their ups.

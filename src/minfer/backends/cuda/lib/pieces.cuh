@@ -45,23 +45,23 @@ DEVICE void fetch(Raw& r, const u8* plane, const f16* scales, i64 block, int key
         r.scale = __ldcg(scales + block * PAGE * HD / scale_group(HD) + scale_at<HD>(key, d));
 }
 
+// Values 2 * pair and the next.
+DEVICE void expand_pair(const Raw& r, int pair, u32& high, u32& low) {
+    if constexpr (KV == KV_F16) {
+        high = r.word[pair];
+    } else if constexpr (KV == KV_Q8_0) {
+        high = bytes_to_f16(r.word[pair / 2], pair % 2, join_f16(r.scale, r.scale));
+    } else {
+        float a = __uint_as_float(r.word[2 * pair]), b = __uint_as_float(r.word[2 * pair + 1]);
+        high = pack_f16(a, b);
+        low = pack_f16(a - low_f32(high), b - high_f32(high));
+    }
+}
+
 template <int N>
 DEVICE Values expand(const Raw& r) {
     Values v;
-    if constexpr (KV == KV_F16) {
 #pragma unroll
-        for (int i = 0; i < N / 2; i++) v.high[i] = r.word[i];
-    } else if constexpr (KV == KV_Q8_0) {
-        f16x2 scale = join_f16(r.scale, r.scale);
-#pragma unroll
-        for (int i = 0; i < N / 2; i++) v.high[i] = bytes_to_f16(r.word[i / 2], i % 2, scale);
-    } else {
-#pragma unroll
-        for (int i = 0; i < N / 2; i++) {
-            float a = __uint_as_float(r.word[2 * i]), b = __uint_as_float(r.word[2 * i + 1]);
-            v.high[i] = pack_f16(a, b);
-            v.low[i] = pack_f16(a - low_f32(v.high[i]), b - high_f32(v.high[i]));
-        }
-    }
+    for (int i = 0; i < N / 2; i++) expand_pair(r, i, v.high[i], v.low[i]);
     return v;
 }

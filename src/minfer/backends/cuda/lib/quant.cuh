@@ -127,9 +127,9 @@ DEVICE f16x2 bytes_to_f16(u32 x, int first, int second, u32 less) {
     return sub2(permute(x, 0x64646464u, 0x4040u | first | (second << 8)), less);
 }
 
-// Where a weight's two bits, or its one, lie in a byte of the planes beside the main one. Of weights
-// 8Q..8Q+7, byte 0 of a word has those of 0 and 2, byte 1 of 4 and 6, byte 2 of 1 and 3, byte 3 of 5
-// and 7, as the nibbles of the main plane are: `second` is 2 of the first byte.
+// Where a weight's two bits, or its one, lie in a byte of the planes beside the main one. Of
+// weights 8Q..8Q+7, byte 0 of a word has those of 0 and 2, byte 1 of 4 and 6, byte 2 of 1 and 3,
+// byte 3 of 5 and 7, as the nibbles of the main plane are: `second` is 2 of the first byte.
 DEVICE constexpr int crumb_at(int odd_Q, int second) { return (odd_Q ? 0 : 4) + 2 * second; }
 DEVICE constexpr int bit_at(int Q, int second) { return (4 + 2 * Q) % 8 + second; }
 

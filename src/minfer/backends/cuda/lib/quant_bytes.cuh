@@ -10,7 +10,9 @@ constexpr int BYTE_SHIFT = F::MAIN == 2 ? Packed<F>::LOWEST : 0;
 template <class F>
 constexpr int EXCESS = Packed<F>::EXPONENT + BYTE_SHIFT<F>;
 
-DEVICE constexpr float power2_f32(int e) { return e < 0 ? 1.0f / (1ull << -e) : (float)(1ull << e); }
+DEVICE constexpr float power2_f32(int e) {
+    return e < 0 ? 1.0f / (1ull << -e) : (float)(1ull << e);
+}
 
 // Byte `i` of x, less `less`, exactly.
 DEVICE float byte_f32(u32 x, int i, float less) {
@@ -21,7 +23,8 @@ DEVICE float byte_f32(u32 x, int i, float less) {
 template <class F, int h, int Q>
 DEVICE void weight_bytes(const Strip<F>& w, u32& low, u32& high) {
     if constexpr (F::MAIN == 8) {
-        uint2 v = *((const uint2*)w.block + (((w.s * 2 + h) * 2 + Q / 2) * 32 + w.lane) * 2 + Q % 2);
+        int at = (((w.s * 2 + h) * 2 + Q / 2) * 32 + w.lane) * 2 + Q % 2;
+        uint2 v = ((const uint2*)w.block)[at];
         low = permute(v.x, v.y, 0x6240);
         high = permute(v.x, v.y, 0x7351);
     } else if constexpr (F::TABLE) {

@@ -34,9 +34,9 @@
 //          items streamed, no bank conflicts, arrival deferred: 5.8 / 5.8 / 10.0, 47
 //          4 warps, two blocks a multiprocessor: 7.6 / 7.9 / 12.3, 39; hence both, by rows
 #include "lib/pieces.cuh"
+#include "lib/strands.cuh"
 
 constexpr int THREADS = WARPS * WARP, TILE = 8, MAX_ROWS = 64;
-constexpr int KEYS = 16, PAGES = 2;  // of a strand: keys a page, pages from one to the next
 constexpr int STRANDS = PAGES * PAGE / KEYS, WALKS = STRANDS / WARPS;  // a part's, a warp's
 constexpr int HEAD_TILES = (GROUP + TILE - 1) / TILE;
 constexpr int CHUNKS = (HD + 31) / 32;  // of 32 head features for K, the last may be 16
@@ -50,6 +50,11 @@ DEVICE constexpr int band_values(int b) {
 }
 DEVICE constexpr int band_start(int b) { return b <= HD / 64 ? 64 * b : HD / 32 * 32; }
 
+// Where an item's results go: its row and tile, its part of how many, its heads, the first in y.
+struct Place {
+    int slot, part, parts, heads, at;
+};
+
 struct Shared {
     uint4 q[2][CHUNKS][2][WARP];  // of two items: upper halves and rest, as the lanes' A fragments
     float sums[STRANDS][TILE][HD + 4];  // a row starts four banks after the one before
@@ -57,56 +62,10 @@ struct Shared {
     float weights[TILE][SPLITS], inverse[TILE];
     int first_item[MAX_ROWS + 1];
     int last;
+    Place places[2];  // of an item and of the one before
+    Item items[2][WARPS];  // this and the next, as each warp sees them: registers are short
+    Plan plan;
 };
-
-// A row's keys [first, end) and how they are split: part s takes pages_each pages.
-struct Span {
-    int first, end, first_page, end_page, pages_each, parts;
-};
-
-DEVICE Span span_of(int position, int window) {
-    Span s;
-    s.end = position + 1;
-    s.first = window > 0 && s.end > window ? s.end - window : 0;
-    s.first_page = s.first / PAGE;
-    s.end_page = position < 0 ? s.first_page : position / PAGE + 1;
-    int pairs = (s.end_page - s.first_page + PAGES - 1) / PAGES;
-    s.pages_each = (pairs + SPLITS - 1) / SPLITS * PAGES;
-    s.parts = pairs ? (pairs * PAGES + s.pages_each - 1) / s.pages_each : 0;
-    return s;
-}
-
-// A warp's walk along a strand: its 16 keys of every second page of a part.
-struct Walk {
-    const i32* pages;
-    int page, end_page;  // of this warp
-    int local;  // its first key within a page
-    int first, end;  // keys of the row
-    i64 block;  // of the page in hand
-
-    DEVICE bool done() const { return page >= end_page; }
-    DEVICE bool seen(int offset) const {
-        int key = page * PAGE + local + offset;
-        return key >= first && key < end;
-    }
-    DEVICE void find(int kv_head, int n_kv_heads) {
-        if (!done()) block = kv_block(__ldg(pages + page), kv_head, n_kv_heads);
-    }
-};
-
-DEVICE Walk walk_part(const Span& span, int part, int strand, const i32* pages) {
-    Walk w;
-    w.pages = pages;
-    w.local = strand * KEYS % PAGE;
-    w.page = span.first_page + part * span.pages_each + strand * KEYS / PAGE;
-    w.end_page = min(span.first_page + (part + 1) * span.pages_each,
-                     min(span.end_page, (span.end - w.local + PAGE - 1) / PAGE));
-    w.first = span.first;
-    w.end = span.end;
-    w.block = 0;
-    if (w.page * PAGE + w.local + KEYS <= span.first) w.page += PAGES;  // below the window
-    return w;
-}
 
 struct Planes {
     const u8 *k, *v;
@@ -197,21 +156,21 @@ DEVICE void multiply_chunk(float (&s)[4], const uint4 (&q)[CHUNKS][2][WARP], int
 // a lane.
 DEVICE void multiply_band(float (&sums)[8][4], const u32 (&p)[4], int b, const Raw (&piece)[4]) {
     int n = band_values(b);
-    Values v[4];
 #pragma unroll
-    for (int j = 0; j < 4; j++)
-        v[j] = n == 8 ? expand<8>(piece[j]) : n == 4 ? expand<4>(piece[j]) : expand<2>(piece[j]);
+    for (int pair = 0; pair < 4; pair++) {
+        if (2 * pair >= n) continue;
+        u32 high[4], low[4];
 #pragma unroll
-    for (int i = 0; i < 8; i++) {
-        if (i >= n) continue;
-        u32 pick = i % 2 ? 0x7632 : 0x5410;
-        u32 b0 = permute(v[0].high[i / 2], v[1].high[i / 2], pick);
-        u32 b1 = permute(v[2].high[i / 2], v[3].high[i / 2], pick);
-        mma_f16(sums[i], p[0], p[1], p[2], p[3], b0, b1);
-        if (PRECISE) {
-            b0 = permute(v[0].low[i / 2], v[1].low[i / 2], pick);
-            b1 = permute(v[2].low[i / 2], v[3].low[i / 2], pick);
-            mma_f16(sums[i], p[0], p[1], p[2], p[3], b0, b1);
+        for (int j = 0; j < 4; j++) expand_pair(piece[j], pair, high[j], low[j]);
+#pragma unroll
+        for (int i = 0; i < 2; i++) {
+            u32 pick = i ? 0x7632 : 0x5410;
+            float(&sum)[4] = sums[2 * pair + i];
+            mma_f16(sum, p[0], p[1], p[2], p[3], permute(high[0], high[1], pick),
+                    permute(high[2], high[3], pick));
+            if (PRECISE)
+                mma_f16(sum, p[0], p[1], p[2], p[3], permute(low[0], low[1], pick),
+                        permute(low[2], low[3], pick));
         }
     }
 }
@@ -219,8 +178,8 @@ DEVICE void multiply_band(float (&sums)[8][4], const u32 (&p)[4], int b, const R
 // One strand, its first keys and values on their way; leaves its maxima, totals and sums in shared
 // memory, and the first keys and values of the walk `after` on their way.
 DEVICE void attend(Shared& shared, int strand, const uint4 (&q)[CHUNKS][2][WARP], Walk w,
-                   const Walk& after, Keys& k, Vals& v, const Planes& planes, int kv_head,
-                   int n_kv_heads, float cap) {
+                   const Walk& after, Keys& k, Vals& v, const Planes& planes,
+                   const i32* table, int kv_head, int n_kv_heads, float cap) {
     int lane = threadIdx.x % WARP, g = lane / 4, t = lane % 4;
     float sums[BANDS][8][4] = {};
     float top = -INFINITY, total = 0.0f;  // of head g; the total is this lane's share
@@ -253,7 +212,7 @@ DEVICE void attend(Shared& shared, int strand, const uint4 (&q)[CHUNKS][2][WARP]
         }
         Walk next = w;
         next.page += PAGES;
-        next.find(kv_head, n_kv_heads);
+        next.find(table, kv_head, n_kv_heads);
         Walk then = next.done() ? after : next;
         if (EARLY) fetch_keys(k, planes, then);
         float x[4], best = -INFINITY;
@@ -322,25 +281,12 @@ DEVICE void attend(Shared& shared, int strand, const uint4 (&q)[CHUNKS][2][WARP]
     }
 }
 
-// A work item, and the warp's first walk.
-struct Item {
-    int row, part, tile, kv_head, heads;
-    Span span;
-    Walk walk;
-    int at;  // of its first head in q and y
-};
-
-// What finding items takes.
-struct Plan {
-    const i32 *positions, *seqs, *page_table;
-    int rows, n_kv_heads, max_pages, window;
-};
-
-// Item number `number`; past the last, an item whose walk is done.
-DEVICE Item find_item(int number, const Shared& shared, const Plan& plan) {
-    Item item;
+// Item number `number`; past the last, an item whose walk is done. Not inlined: its registers would
+// come on top of those around it.
+__device__ __noinline__ void find_item(Item& item, int number, const Shared& shared) {
+    const Plan& plan = shared.plan;
     item.walk.page = item.walk.end_page = 0;
-    if (number >= shared.first_item[plan.rows]) return item;
+    if (number >= shared.first_item[plan.rows]) return;
     int low = 0, high = plan.rows;  // the last row whose first item is not past it
     while (high - low > 1) {
         int middle = (low + high) / 2;
@@ -357,11 +303,10 @@ DEVICE Item find_item(int number, const Shared& shared, const Plan& plan) {
     item.kv_head = item.tile / HEAD_TILES;
     int first_head = item.tile % HEAD_TILES * TILE;
     item.heads = min(GROUP - first_head, TILE);
-    item.at = (((i64)low * plan.n_kv_heads + item.kv_head) * GROUP + first_head) * HD;
+    item.at = ((low * plan.n_kv_heads + item.kv_head) * GROUP + first_head) * HD;
     item.walk = walk_part(item.span, item.part, threadIdx.x / WARP,
-                          plan.page_table + (i64)plan.seqs[low] * plan.max_pages);
-    item.walk.find(item.kv_head, plan.n_kv_heads);
-    return item;
+                          plan.seqs[low] * plan.max_pages);
+    item.walk.find(plan.page_table, item.kv_head, plan.n_kv_heads);
 }
 
 DEVICE float4 scaled(float4 a, float f) { return make_float4(a.x * f, a.y * f, a.z * f, a.w * f); }
@@ -465,45 +410,57 @@ KERNEL __launch_bounds__(THREADS, WALKS)
             if (r < rows) shared.first_item[r] = before + sum - count;
             before += __shfl_sync(FULL_MASK, sum, WARP - 1);
         }
-        if (thread == 0) shared.first_item[rows] = before;
+        if (thread == 0) {
+            shared.first_item[rows] = before;
+            shared.plan = {positions, seqs, page_table, rows, n_kv_heads, max_pages, window};
+        }
     }
     __syncthreads();
 
-    Plan plan = {positions, seqs, page_table, rows, n_kv_heads, max_pages, window};
-    int items = shared.first_item[rows], buffer = 0;
+    const int& items = shared.first_item[rows];
+    int buffer = 0;
     float factor = SOFTCAP ? scale : scale * LOG2E;
-    Item item = find_item(blockIdx.x, shared, plan);
+    auto find = [&](int which, int number) {
+        if (thread % WARP == 0) find_item(shared.items[which][thread / WARP], number, shared);
+        __syncwarp();
+    };
+    find(0, blockIdx.x);
+    const Item& begin = shared.items[0][thread / WARP];
     Keys keys;
     Vals vals;
     if (EARLY) {
-        fetch_keys(keys, planes, item.walk);
-        fetch_vals(vals, planes, item.walk);
+        fetch_keys(keys, planes, begin.walk);
+        fetch_vals(vals, planes, begin.walk);
     }
     pdl_wait();
     if (blockIdx.x < items) {
-        if (EARLY && (item.walk.page + 1) * PAGE > item.span.end - new_keys) {
-            fetch_keys(keys, planes, item.walk);
-            fetch_vals(vals, planes, item.walk);
+        if (EARLY && (begin.walk.page + 1) * PAGE > begin.span.end - new_keys) {
+            fetch_keys(keys, planes, begin.walk);
+            fetch_vals(vals, planes, begin.walk);
         }
-        load_queries(shared.q[0], q + item.at, item.heads, factor);
+        load_queries(shared.q[0], q + begin.at, begin.heads, factor);
     }
     // An item's part is counted in during the next item, so that no one waits for the answer.
-    struct {
-        int slot, heads, parts;
-        int at;
-    } before = {};
+    if (thread == 0) shared.places[1].parts = 0;
     for (int number = blockIdx.x; number < items + gridDim.x; number += gridDim.x, buffer ^= 1) {
         bool last = number >= items;  // nothing is left but the item before
-        Item next = {};
+        const Item& item = shared.items[buffer][thread / WARP];
+        const Item& next = shared.items[buffer ^ 1][thread / WARP];
         auto prepare = [&] {
-            next = find_item(number + gridDim.x, shared, plan);
+            find(buffer ^ 1, number + gridDim.x);
             if (number + gridDim.x < items)
                 load_queries(shared.q[buffer ^ 1], q + next.at, next.heads, factor);
         };
         auto records = [&](int slot) { return parts + (i64)slot * SPLITS * RECORD; };
+        const Place &now = shared.places[buffer], &before = shared.places[buffer ^ 1];
         __syncthreads();
-        bool arrived =
-            thread == 0 && before.parts > 1 && arrive(counters + before.slot, before.parts);
+        bool arrived = false;
+        if (thread == 0) {
+            arrived = before.parts > 1 && arrive(counters + before.slot, before.parts);
+            shared.places[buffer] = {item.row * tiles + item.tile, item.part, item.span.parts,
+                                     item.heads, item.at};
+            if (!EARLY) shared.last = arrived;  // it waits, for want of a register
+        }
         if (!last) {
             if (EARLY) prepare();
             Walk walk = item.walk;
@@ -513,25 +470,21 @@ KERNEL __launch_bounds__(THREADS, WALKS)
                 Walk after = next.walk;
                 if (i + 1 < WALKS) {
                     after = walk_part(item.span, item.part, strand + WARPS, item.walk.pages);
-                    after.find(item.kv_head, n_kv_heads);
+                    after.find(page_table, item.kv_head, n_kv_heads);
                 }
                 attend(shared, strand, shared.q[buffer], walk, after, keys, vals, planes,
-                       item.kv_head, n_kv_heads, cap);
+                       page_table, item.kv_head, n_kv_heads, cap);
                 walk = after;
             }
         }
-        if (thread == 0) shared.last = arrived;
+        if (EARLY && thread == 0) shared.last = arrived;
         __syncthreads();
-        int slot = item.row * tiles + item.tile;
         if (!last)
-            merge(shared, item.heads, item.span.parts == 1, y + item.at,
-                  records(slot) + item.part * RECORD);
+            merge(shared, now.heads, now.parts == 1, y + now.at,
+                  records(now.slot) + now.part * RECORD);
         if (shared.last)
             combine(shared, before.heads, before.parts, records(before.slot), y + before.at);
         if (!EARLY && !last) prepare();
-        before.slot = slot, before.heads = item.heads, before.parts = item.span.parts;
-        before.at = item.at;
-        item = next;
     }
     // a padded row reads nothing, but its output is defined
     for (int r = blockIdx.x; r < rows; r += gridDim.x)

@@ -77,7 +77,10 @@ def shared_bytes(head_dim: int, splits: int) -> int:
     queries = 2 * blocks(head_dim, 32) * 2 * 32 * 16
     strands = STRANDS * TILE * (head_dim + 6) * 4
     weights = TILE * (splits + 1) * 4
-    return blocks(queries + strands + weights + (MAX_ROWS + 2) * 4, 16) * 16
+    return (
+        blocks(queries + strands + weights + (MAX_ROWS + 2 + 10 + 2 * 19 * STRANDS + 12) * 4, 16)
+        * 16
+    )
 
 
 def kernels(head_dims: Iterable[int]) -> Sequence[Kernel]:

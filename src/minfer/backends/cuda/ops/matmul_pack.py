@@ -143,8 +143,8 @@ def refuse(specs: Sequence[WeightSpec], *, paired: bool = False) -> str | None:
             return f"a weight of type {spec.dtype} has no CUDA matmul"
         if spec.shape[0] % 8:
             return f"rows of {spec.shape[0]} weights are no multiple of 8"
-        if spec.shape[1] % 2:
-            return f"{spec.shape[1]} outputs are an odd number"
+    if paired and specs[0].shape[1] % 2:
+        return f"{specs[0].shape[1]} gated outputs are an odd number"
     if paired and specs[0] != specs[1]:
         return f"gate is {specs[0].dtype} and up is {specs[1].dtype}, one kernel takes one type"
     for spec in specs[:-1]:

@@ -130,7 +130,8 @@ struct Multiply {
     template <class F>
     DEVICE void run() const {
         constexpr bool two = Packed<F>::STRIPS == 2;
-        constexpr float unit = power2_f32(-EXCESS<F> - ACT_SHIFT);  // a row's factor has 2^ACT_SHIFT
+        // a row's factor has 2^ACT_SHIFT
+        constexpr float unit = power2_f32(-EXCESS<F> - ACT_SHIFT);
         float mine[ROWS][2] = {};
         multiply(Strip<F>(piece, 0, lane), x, 0, mine);
         multiply(Strip<F>(two || odd ? piece : piece + Packed<F>::BYTES, two, lane), x, 1, mine);
@@ -152,7 +153,8 @@ matmul_vec(const u8* w0, const u8* w1, const u8* w2, const float* factor, const 
     int most_pieces = (n_pieces + PARTS - 1) / PARTS;
     int x_bytes = ROWS * most_pieces * X_PIECE + 128;  // of a warp, and zeros
 
-    int warp = keep(threadIdx.x / WARP), lane = keep(threadIdx.x % WARP), g = lane / 4, t = lane % 4;
+    int warp = keep(threadIdx.x / WARP), lane = keep(threadIdx.x % WARP);
+    int g = lane / 4, t = lane % 4;
     int part = warp % PARTS, group = warp / PARTS;
     int first = part * n_pieces / PARTS, n_mine = (part + 1) * n_pieces / PARTS - first;
     u8* rings = shared;
@@ -278,7 +280,8 @@ matmul_vec(const u8* w0, const u8* w1, const u8* w2, const float* factor, const 
                 float a = 0.0f, b = 0.0f, square = 0.0f;
 #pragma unroll
                 for (int p = 0; p < PARTS; p++) {
-                    const float4* from = (const float4*)(all + ((at * PARTS + p) * ROWS + r) * WARP);
+                    const float4* from =
+                        (const float4*)(all + ((at * PARTS + p) * ROWS + r) * WARP);
                     float4 u = from[i % 8 * 2], v = from[i % 8 * 2 + 1];
                     a += u.x + u.z + (v.x + v.z);
                     b += u.y + u.w + (v.y + v.w);
