@@ -305,7 +305,8 @@ def prepare(
         for rows, singles in [(n, n) for n in single] + [(n, 0) for n in many]:
             product = matmul.Product(group, 0, Normed(0), 0, rows, singles, epilogue)
             if swept and singles:
-                launches += [matmul.vec_launch(product, 0, v) for v in _geometries(bench, group, rows)]
+                swept_over = _geometries(bench, group, rows)
+                launches += [matmul.vec_launch(product, 0, v) for v in swept_over]
             else:
                 launches += matmul.project(product, bench.context)
     bench.device.prepare(launch.kernel for launch in launches)

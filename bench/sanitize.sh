@@ -27,6 +27,8 @@ python -m pytest -q -x -p no:cacheprovider -m cuda -k "${chosen//$'\n'/ }" tests
 
 for tool in "${tools[@]}"; do
   echo "+ compute-sanitizer --tool $tool"
+  # the driver's own refusals are answers that cuda.core asks for
   compute-sanitizer --tool "$tool" --target-processes application-only --error-exitcode 9 \
+    --report-api-errors no \
     python -m pytest -q -x -p no:cacheprovider --timeout 0 -m cuda -k "${chosen//$'\n'/ }" tests
 done

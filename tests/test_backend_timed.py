@@ -16,8 +16,12 @@ def test_work_is_run_once_and_timed(backend_name: str) -> None:
         runs.append(1)
         time.sleep(0.02)
 
-    assert 0.0195 <= backend.timed(work) < 2  # a device's clock is not the host's
+    seconds = backend.timed(work)
     assert runs == [1]
+    if backend_name == "cuda":  # what the host does while it enqueues does not count
+        assert 0 <= seconds < 0.01
+    else:
+        assert 0.0195 <= seconds < 2
     backend.close()
 
 

@@ -243,11 +243,11 @@ def test_values_come_back_from_the_cache_as_it_rounds_them(
 def test_saved_pages_go_on_in_other_places(gpu: Any, kv: str) -> None:
     """As when a sequence loses its pages and gets others: bit for bit the same."""
     problem = Problem(gpu, Case(kv=kv, lengths=(200, 64)))
-    pages = [page for row in problem.table for page in row if page >= 0]
+    pages = [int(page) for row in problem.table for page in row if page >= 0]
     kept = [gpu.read_page("kv", page) for page in pages]
     for page in range(problem.runner.graph.states["kv"].n_pages):
         gpu.write_page("kv", page, b"\xff" * len(kept[0]))
-    moved = dict(zip(pages, RNG.permutation(pages), strict=True))
+    moved = dict(zip(pages, RNG.permutation(pages).tolist(), strict=True))
     for page, content in zip(pages, kept, strict=True):
         gpu.write_page("kv", moved[page], content)
     problem.runner.upload(page_table=np.vectorize(lambda page: moved.get(page, -1))(problem.table))

@@ -19,7 +19,7 @@ from minfer.settings import Settings
 
 pytestmark = pytest.mark.cuda
 
-TOLERANCE: dict[DType, float] = {F16: 5e-3, Q8_0: 4e-2}
+TOLERANCE: dict[DType, float] = {F16: 5e-3, Q8_0: 5e-2}
 """By the cache's type; `test_models_logits.py` has f32 ones."""
 MARGIN = 0.05
 """Where the two best logits are nearer than this, rounding may decide."""

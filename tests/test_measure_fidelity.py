@@ -70,7 +70,7 @@ def test_chunks_begin_with_bos_and_drop_the_rest(chunks: Chunks) -> None:
 
 @pytest.mark.parametrize("single", [False, True])
 def test_the_second_half_of_each_chunk_is_scored(
-    engine: Engine, chunks: Chunks, single: bool
+    engine: Engine, chunks: Chunks, single: bool, backend_name: str
 ) -> None:
     nll: list[float] = []
     for part in score(engine, chunks, single=single):
@@ -81,7 +81,9 @@ def test_the_second_half_of_each_chunk_is_scored(
         p = np.exp(logits) / np.exp(logits).sum(axis=1, keepdims=True)
         right += [-np.log(p[i, ids[i + 1]]) for i in range(16, 31)]
     assert len(nll) == len(right) == 45
-    np.testing.assert_allclose(nll, right, rtol=2e-3, atol=2e-3)
+    # on CUDA the two paths of a product round activations differently
+    tolerance = 1e-2 if backend_name == "cuda" else 2e-3
+    np.testing.assert_allclose(nll, right, rtol=tolerance, atol=tolerance)
     found = perplexity(nll)
     assert found.value == pytest.approx(np.exp(np.mean(nll)))
     assert found.error == pytest.approx(found.value * np.std(nll, ddof=1) / 45**0.5)

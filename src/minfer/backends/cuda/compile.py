@@ -105,14 +105,6 @@ def compile_cubin(source_file: str, defines: Defines, arch: str) -> bytes:
     return nvrtc.compile_source(str(unit), inline(source_file), unit.options(arch))[0]
 
 
-def resources(source_file: str, defines: Defines, arch: str) -> dict[str, Resources]:
-    """Compile and answer what each kernel of the file takes, by name."""
-    unit = Unit(source_file, tuple(sorted(defines.items())))
-    options = (*unit.options(arch), "--ptxas-options=-v")
-    log = nvrtc.compile_source(str(unit), inline(source_file), options)[1]
-    return parse_resources(log)
-
-
 _ENTRY = re.compile(r"Compiling entry function '(\w+)'")
 _STACK = re.compile(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads")
 _USED = re.compile(r"Used (\d+) registers(?:.*?(\d+) bytes smem)?")
