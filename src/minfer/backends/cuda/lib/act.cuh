@@ -19,38 +19,12 @@ DEVICE float gelu(float x) {  // the tanh approximation
     return x / (1.0f + __expf(-2.0f * u));
 }
 
-// ---- activations in shared memory, for `multiply_half` ------------------------------------------
-// Of each 128 values a row, lane t of four reads values 32t..32t+31, as vectors of 8. Vector q of
-// lane t is stored at q * 64 + t * 16, so that four lanes read 64 adjacent bytes.
-DEVICE int act_vector(int vector) {  // place of the row's vector number `vector`, in vectors
-    return (vector & ~15) | (vector & 3) << 2 | (vector >> 2 & 3);
-}
-
-// Rows of f32 to halves in shared memory, zero past k up to `padded`, by a block of N_THREADS
-// threads.
-template <int N_THREADS>
-DEVICE void stage_activations(u8* to, int stride, const float* x, int n_rows, int k, int padded) {
-    int vectors = padded / 8;
-    for (int row = 0; row < n_rows; row++) {
-#pragma unroll 2
-        for (int v = threadIdx.x; v < vectors; v += N_THREADS) {
-            uint4 h = {0, 0, 0, 0};
-            if (v * 8 < k) {
-                const float4* from = (const float4*)(x + (u64)row * k + v * 8);
-                float4 a = from[0], b = from[1];
-                h = {pack_act(a.x, a.y), pack_act(a.z, a.w), pack_act(b.x, b.y),
-                     pack_act(b.z, b.w)};
-            }
-            *(uint4*)(to + row * stride + act_vector(v) * 16) = h;
-        }
-    }
-}
-
 // ---- activations and expanded weights for the many-rows kernels ---------------------------------
 // "Chunked" halves: [K / 64][rows][64], K padded to 128. A row of a chunk is 128 bytes, 8 vectors
 // of 8 values; the vector of rank v lies at v ^ (row & 7), the 128-byte swizzle of the tensor
 // cores, so any 8-aligned range of rows of a chunk is one contiguous copy. Of each 128 values of K,
-// chunk number q / 2 has vector q of lane t (above) at rank (q & 1) * 4 + t.
+// lane t of four has values 32t..32t+31 as vectors q of 8; chunk number q / 2 has vector q of lane
+// t at rank (q & 1) * 4 + t.
 DEVICE u64 chunked_offset(int row, int n_rows, int strip, int q, int t) {  // bytes
     u64 chunk = (u64)(strip * 2 + q / 2) * n_rows + row;
     return chunk * 128 + ((((q & 1) * 4 + t) ^ (row & 7)) * 16);

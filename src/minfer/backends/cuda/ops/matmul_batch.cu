@@ -1,6 +1,6 @@
-// y = W x for 9 to 64 rows of x at a time: weights expand in registers once, for all of them.
+// y = W x for 8 to 64 rows of x at a time: weights expand in registers once, for all of them.
 //
-// What: as `matmul_vec.cu`, with the same bits; then for SPLIT the sums of parts (1) or of sections
+// What: as `matmul_vec.cu`; then for SPLIT the sums of parts (1) or of sections
 //   (2) of K go to `partial`, and `matmul_batch_finish` adds them and writes the outputs.
 // Layouts: W as there; x chunked halves (`lib/act.cuh`) of COLUMNS rows; out f32 [rows][stride];
 //   partial f32 [part or section][COLUMNS][n_tiles * 16].
