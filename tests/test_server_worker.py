@@ -24,6 +24,10 @@ from minfer.scheduler import CompiledPlan
 from minfer.server.worker import FAILURES, Job, Worker
 
 
+def fail(*_: object) -> Any:
+    raise BackendError("the device is gone", where="cuda")
+
+
 @pytest.fixture
 def llm() -> Iterator[LLM]:
     with tiny(max_sequences=2, n_ctx=256) as made:
@@ -189,9 +193,6 @@ def test_an_engine_that_fails_again_and_again_is_given_up(
 def test_a_device_that_fails_every_step_is_found_out(
     llm: LLM, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fail(*_: object) -> Any:
-        raise BackendError("the device is gone", where="cuda")
-
     async def work(worker: Worker) -> None:
         await ask(worker, Client([1]))
         monkeypatch.setattr(CompiledPlan, "enqueue", fail)
@@ -229,9 +230,6 @@ def test_a_device_that_computes_nonsense_is_found_out(
 def test_failures_of_work_beside_the_sequences_count(
     llm: LLM, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fail(*_: object) -> Any:
-        raise BackendError("the device is gone", where="cuda")
-
     async def work(worker: Worker) -> None:
         await worker.call(lambda engine: None)  # it has warmed up
         monkeypatch.setattr(CompiledPlan, "enqueue", fail)
@@ -354,9 +352,6 @@ def test_closing_tells_everybody(llm: LLM) -> None:
 def test_an_engine_that_fails_from_the_beginning_is_unhealthy_at_once(
     llm: LLM, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fail(*_: object) -> Any:
-        raise BackendError("the device is gone", where="cuda")
-
     monkeypatch.setattr(CompiledPlan, "enqueue", fail)
 
     async def work(worker: Worker) -> None:

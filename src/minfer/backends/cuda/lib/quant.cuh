@@ -249,20 +249,12 @@ struct Strip {
     // The codes, as subnormal halves.
     template <int h, int Q>
     DEVICE void codes(u32 (&w)[4]) const {
-        if constexpr (F::MAIN == 8) {
-            uint2 v = *((const uint2*)block + (((s * 2 + h) * 2 + Q / 2) * 32 + lane) * 2 + Q % 2);
+        if constexpr (P::CLASSES == 1) {
+            uint2 v = bytes<h, Q>();
             w[0] = v.x & 0x00ff00ffu;
             w[1] = (v.x >> 8) & 0x00ff00ffu;
             w[2] = v.y & 0x00ff00ffu;
             w[3] = (v.y >> 8) & 0x00ff00ffu;
-        } else if constexpr (F::TABLE) {
-            u32 word = nibbles<h, Q>();
-            u32 low3 = word & 0x77777777u, pick = 0x32103210u | ((word >> 1) & 0x44444444u);
-            u32 a = level(low3, pick), b = level(low3 >> 16, pick >> 16);
-            w[0] = a & 0x00ff00ffu;
-            w[1] = (a >> 8) & 0x00ff00ffu;
-            w[2] = b & 0x00ff00ffu;
-            w[3] = (b >> 8) & 0x00ff00ffu;
         } else {
             u32 word = 0;
             if constexpr (F::MAIN == 4) word = nibbles<h, Q>();
@@ -270,6 +262,18 @@ struct Strip {
             pair<h, Q, 1>(word, w[1]);
             pair<h, Q, 2>(word >> 8, w[2]);
             pair<h, Q, 3>(word >> 8, w[3]);
+        }
+    }
+
+    // Codes of a byte each, where a code has one position: of 8Q + 0, 2, 1, 3, and of 4, 6, 5, 7.
+    template <int h, int Q>
+    DEVICE uint2 bytes() const {
+        if constexpr (F::TABLE) {
+            u32 word = nibbles<h, Q>();
+            u32 low3 = word & 0x77777777u, pick = 0x32103210u | ((word >> 1) & 0x44444444u);
+            return make_uint2(level(low3, pick), level(low3 >> 16, pick >> 16));
+        } else {
+            return *((const uint2*)block + (((s * 2 + h) * 2 + Q / 2) * 32 + lane) * 2 + Q % 2);
         }
     }
 

@@ -22,17 +22,10 @@ DEVICE float byte_f32(u32 x, int i, float less) {
 // Weights 8Q..8Q+7 of row half h: bytes of 0, 4, 1, 5 in `low`, of 2, 6, 3, 7 in `high`.
 template <class F, int h, int Q>
 DEVICE void weight_bytes(const Strip<F>& w, u32& low, u32& high) {
-    if constexpr (F::MAIN == 8) {
-        int at = (((w.s * 2 + h) * 2 + Q / 2) * 32 + w.lane) * 2 + Q % 2;
-        uint2 v = ((const uint2*)w.block)[at];
+    if constexpr (Packed<F>::CLASSES == 1) {
+        uint2 v = w.template bytes<h, Q>();
         low = permute(v.x, v.y, 0x6240);
         high = permute(v.x, v.y, 0x7351);
-    } else if constexpr (F::TABLE) {
-        u32 word = w.template nibbles<h, Q>();
-        u32 low3 = word & 0x77777777u, pick = 0x32103210u | ((word >> 1) & 0x44444444u);
-        u32 a = w.level(low3, pick), b = w.level(low3 >> 16, pick >> 16);
-        low = permute(a, b, 0x6240);
-        high = permute(a, b, 0x7351);
     } else {
         low = high = 0;
         if constexpr (F::MAIN == 4) {

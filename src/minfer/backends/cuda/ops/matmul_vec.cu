@@ -257,10 +257,7 @@ matmul_vec(const u8* w0, const u8* w1, const u8* w2, const float* factor, const 
                 const u8* piece = ring.wait();
                 if (!ONE_PIECE) share.read(in, p);
                 Multiply add{piece, 2 * (first + p) + 1 == n_strips, in, acc, lane};
-                if constexpr (SEGMENTS == 1)
-                    add.run<TYPE0>();
-                else
-                    for_type(tile, first1, first2, add);
+                for_type(tile, first1, first2, add);
                 __syncwarp();
                 fetch(ring.at);
                 ring.advance();
