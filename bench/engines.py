@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from time import perf_counter
 from typing import Any, Protocol
@@ -11,13 +11,26 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from minfer.dtypes import F16, DType
+from minfer.dtypes import BY_NAME
 from minfer.engine import Engine, EngineConfig, SamplingParams
 from minfer.gguf import open_gguf
 from minfer.llm import file_weights
 from minfer.models import model_config
 from minfer.scheduler import Device
-from minfer.settings import Settings
+from minfer.settings import ROWS, Settings
+
+UNTIMED = frozenset({"device", "api_keys", "cache_dir", "trace", "trace_format"})
+"""Settings that are no switch of a measurement: recorded elsewhere, secret, or a folder."""
+
+
+def switches(settings: Settings) -> str:
+    """What of `settings` is not as usual, as it would be written before a command."""
+    changed = [
+        (row.name, getattr(settings, row.name))
+        for row in ROWS
+        if row.name not in UNTIMED and getattr(settings, row.name) != row.default
+    ]
+    return " ".join(f"MINFER_{n.upper()}={int(v) if v is True else v}" for n, v in changed)
 
 
 class Rival(Protocol):
@@ -39,7 +52,14 @@ class Rival(Protocol):
 
 
 class Minfer:
-    """minfer's engine, sampling and scheduling included."""
+    """minfer's engine, sampling and scheduling included.
+
+    Args:
+        settings: its backend, switches and the type of its KV cache.
+        n_ctx: tokens a sequence may have.
+        batch: sequences at the same time.
+        n_cells: tokens in the KV cache; by default enough for `batch` short sequences.
+    """
 
     def __init__(
         self,
@@ -48,22 +68,22 @@ class Minfer:
         n_ctx: int = 8192,
         batch: int = 8,
         prefill_rows: int = 512,
-        cache_type: DType = F16,
+        n_cells: int = 0,
     ) -> None:
         from minfer.backends import create_backend
 
         self.name = "minfer"
+        self._launches: float | None = None  # a step of the last run, if it was eager
         self._file = open_gguf(path)
         self.model = model_config(self._file)
         name = "cpu" if settings.device == "auto" else settings.device
         self.backend = create_backend(name, settings)
-        cells = max(n_ctx, 1024 * batch)
         sizes = EngineConfig(
             n_ctx,
-            cells,
+            max(n_cells, n_ctx, 1024 * batch),
             max_sequences=batch,
             prefill_rows=prefill_rows,
-            cache_type=cache_type,
+            cache_type=BY_NAME[settings.cache_type],
             prefix_cache=False,
         )
         self.engine = Engine(
@@ -93,11 +113,36 @@ class Minfer:
         self.engine.close()
         self._file.close()
 
+    def launches_a_step(self, work: Callable[[], object]) -> float | None:
+        """Kernels a step of `work` takes, counted with CUDA graphs off; None on other backends.
+
+        A step is a token of every sequence, or a chunk of a prompt.
+        """
+        backend: Any = self.backend
+        if backend.name != "cuda":
+            return None
+        graphs, backend.graphs = backend.graphs, False
+        try:
+            work()
+        finally:
+            backend.graphs = graphs
+        return self._launches
+
+    def statistics(self) -> dict[str, Any]:
+        """The CUDA backend's counters and bytes; nothing on other backends."""
+        backend: Any = self.backend
+        return dict(backend.statistics()) if backend.name == "cuda" else {}
+
     def _run(self) -> float:
+        before = self.statistics()
         began = perf_counter()
         while self.engine.has_work:
             self.engine.step()
-        return perf_counter() - began
+        seconds = perf_counter() - began
+        after = self.statistics()
+        runs = after["eager"] - before["eager"] if after else 0
+        self._launches = (after["launches"] - before["launches"]) / runs if runs else None
+        return seconds
 
 
 class LlamaCpp:

@@ -23,7 +23,15 @@ CHUNK_ROWS = 4096
 
 @dataclass(frozen=True)
 class Shape:
-    """Sizes of a qwen2 model and the type of each of its matrices."""
+    """Sizes of a model, types of its matrices, and what its architecture reads besides.
+
+    Attributes:
+        matrix: type of the blocks' matrices, but for those below.
+        head: type of the output matrix; None where the embedding is used for it.
+        better: type of attn_v and ffn_down in half of the layers, if it fits their rows.
+        down: type of ffn_down in the others.
+        window: positions a row of a layer with a sliding window sees.
+    """
 
     n_layers: int
     width: int
@@ -34,22 +42,48 @@ class Shape:
     n_vocab: int
     matrix: str
     embedding: str
-    head: str | None  # None: tied to the embedding
-    better: str | None = None  # type of attn_v and ffn_down in half of the layers
-    down: str | None = None  # type of ffn_down elsewhere
+    head: str | None
+    better: str | None = None
+    down: str | None = None
+    arch: str = "qwen2"
+    rope_base: float = 1e6
+    window: int = 0
 
+
+BIASED = ("qwen2",)
+"""Architectures with a bias on q, k and v."""
+HEAD_NORMS = ("qwen3", "gemma3")
+"""Architectures with a norm on each head of q and k."""
+POST_NORMS = ("gemma3",)
+"""Architectures with a norm after attention and one after the FFN."""
 
 _7B = (28, 3584, 28, 4, 128, 18944, 152064)
 _05B = (24, 896, 14, 2, 64, 4864, 151936)
+_LLAMA3_8B = (32, 4096, 32, 8, 128, 14336, 128256)
+_QWEN3_8B = (36, 4096, 32, 8, 128, 12288, 151936)
+_GEMMA3_4B = (34, 2560, 8, 4, 256, 10240, 262144)
+_Q4_K_M = ("q4_K", "q4_K", "q6_K", "q6_K")  # matrices, embedding, head, better
 
 MODELS: dict[str, Shape] = {
-    "qwen2-7b-q4_k_m": Shape(*_7B, matrix="q4_K", embedding="q4_K", head="q6_K", better="q6_K"),
+    "qwen2-7b-q4_k_m": Shape(*_7B, *_Q4_K_M),
     "qwen2-7b-q8_0": Shape(*_7B, matrix="q8_0", embedding="q8_0", head="q8_0"),
     # 896 is no multiple of 256: the matrices that read the residual stream fall back to q5_0
     "qwen2-0.5b-mix": Shape(
         *_05B, matrix="q5_0", embedding="q8_0", head=None, better="q6_K", down="q4_K"
     ),
     "qwen2-0.5b-q8_0": Shape(*_05B, matrix="q8_0", embedding="q8_0", head=None),
+    "llama3-8b-q4_k_m": Shape(*_LLAMA3_8B, *_Q4_K_M, arch="llama", rope_base=5e5),
+    "qwen3-8b-q4_k_m": Shape(*_QWEN3_8B, *_Q4_K_M, arch="qwen3"),
+    # the embedding has the head's type, being both
+    "gemma3-4b-q4_k_m": Shape(
+        *_GEMMA3_4B,
+        matrix="q4_K",
+        embedding="q6_K",
+        head=None,
+        better="q6_K",
+        arch="gemma3",
+        window=1024,
+    ),
 }
 
 
@@ -74,13 +108,20 @@ def tensors(shape: Shape) -> Iterator[tuple[str, DType, tuple[int, ...]]]:
             return dtype if n_in % dtype.block_items == 0 else otherwise
 
         yield p + "attn_norm.weight", f32, (shape.width,)
-        yield p + "attn_q.weight", matrix, (shape.width, q_width)
-        yield p + "attn_q.bias", f32, (q_width,)
-        yield p + "attn_k.weight", matrix, (shape.width, kv_width)
-        yield p + "attn_k.bias", f32, (kv_width,)
-        yield p + "attn_v.weight", fitting(better, shape.width), (shape.width, kv_width)
-        yield p + "attn_v.bias", f32, (kv_width,)
+        for part, width, dtype in (
+            ("q", q_width, matrix),
+            ("k", kv_width, matrix),
+            ("v", kv_width, fitting(better, shape.width)),
+        ):
+            yield f"{p}attn_{part}.weight", dtype, (shape.width, width)
+            if shape.arch in BIASED:
+                yield f"{p}attn_{part}.bias", f32, (width,)
+            if shape.arch in HEAD_NORMS and part != "v":
+                yield f"{p}attn_{part}_norm.weight", f32, (shape.head_dim,)
         yield p + "attn_output.weight", matrix, (q_width, shape.width)
+        if shape.arch in POST_NORMS:
+            yield p + "post_attention_norm.weight", f32, (shape.width,)
+            yield p + "post_ffw_norm.weight", f32, (shape.width,)
         yield p + "ffn_norm.weight", f32, (shape.width,)
         yield p + "ffn_gate.weight", matrix, (shape.width, shape.ffn_width)
         yield p + "ffn_up.weight", matrix, (shape.width, shape.ffn_width)
@@ -130,6 +171,14 @@ def _packed_scales(
     return np.concatenate([first, first, (high & 15) | (high & 15) << 4], axis=1)
 
 
+def find(name: str, folder: Path) -> Path:
+    """The file of the synthetic model `name` in `folder`, written if it is not there."""
+    path = folder / f"{name}.gguf"
+    if not path.exists():
+        write(name, path)
+    return path
+
+
 def write(name: str, path: Path, seed: int = 1) -> None:
     """Write the synthetic model `name` to `path`."""
     shape = MODELS[name]
@@ -153,25 +202,32 @@ def _chunks(
 
 
 def metadata(name: str, shape: Shape) -> dict[str, object]:
-    """Keys of a qwen2 file; byte tokens first, so that any text can be encoded."""
+    """Keys of its file; byte tokens first, so that any text can be encoded."""
     visible = [*range(33, 127), *range(161, 173), *range(174, 256)]
     hidden = [b for b in range(256) if b not in visible]
     tokens = [chr(b) for b in visible] + [chr(256 + i) for i in range(len(hidden))]
     tokens += [f"<token_{i}>" for i in range(len(tokens), shape.n_vocab)]
     kinds = np.ones(shape.n_vocab, np.int32)
     kinds[256:] = 3  # control: never produced by encoding text
+    values: dict[str, object] = {
+        "block_count": shape.n_layers,
+        "context_length": 32768,
+        "embedding_length": shape.width,
+        "feed_forward_length": shape.ffn_width,
+        "attention.head_count": shape.n_heads,
+        "attention.head_count_kv": shape.n_kv_heads,
+        "attention.key_length": shape.head_dim,
+        "attention.value_length": shape.head_dim,
+        "attention.layer_norm_rms_epsilon": 1e-6,
+        "rope.freq_base": shape.rope_base,
+    }
+    if shape.window:
+        values["attention.sliding_window"] = shape.window
     return {
-        "general.architecture": "qwen2",
+        "general.architecture": shape.arch,
         "general.name": name,
         "general.quantization_version": 2,
-        "qwen2.block_count": shape.n_layers,
-        "qwen2.context_length": 32768,
-        "qwen2.embedding_length": shape.width,
-        "qwen2.feed_forward_length": shape.ffn_width,
-        "qwen2.attention.head_count": shape.n_heads,
-        "qwen2.attention.head_count_kv": shape.n_kv_heads,
-        "qwen2.attention.layer_norm_rms_epsilon": 1e-6,
-        "qwen2.rope.freq_base": 1000000.0,
+        **{f"{shape.arch}.{key}": value for key, value in values.items()},
         "tokenizer.ggml.model": "gpt2",
         "tokenizer.ggml.pre": "qwen2",
         "tokenizer.ggml.tokens": tokens,
