@@ -19,6 +19,10 @@ from minfer.dtypes import BY_NAME, DType
 from minfer.gguf import TensorData, Typed, ValueType, write_gguf
 
 CHUNK_ROWS = 4096
+POOL_ROWS = 2 * CHUNK_ROWS
+
+Blocks = np.ndarray[tuple[int, int], np.dtype[np.uint8]]
+Chunk = Blocks | np.ndarray[tuple[int, ...], np.dtype[np.float32]]
 
 
 @dataclass(frozen=True)
@@ -132,9 +136,7 @@ def tensors(shape: Shape) -> Iterator[tuple[str, DType, tuple[int, ...]]]:
         yield "output.weight", BY_NAME[shape.head], (shape.width, shape.n_vocab)
 
 
-def random_blocks(
-    dtype: DType, n_in: int, n_rows: int, random: np.random.Generator
-) -> np.ndarray[tuple[int, int], np.dtype[np.uint8]]:
+def random_blocks(dtype: DType, n_in: int, n_rows: int, random: np.random.Generator) -> Blocks:
     """Random weights of about unit gain, [n_rows, bytes a row]."""
     n_blocks = n_rows * n_in // dtype.block_items
     raw = np.frombuffer(random.bytes(n_blocks * dtype.block_bytes), np.uint8)
@@ -161,9 +163,7 @@ def random_blocks(
     return raw.reshape(n_rows, -1)
 
 
-def _packed_scales(
-    n_blocks: int, random: np.random.Generator
-) -> np.ndarray[tuple[int, int], np.dtype[np.uint8]]:
+def _packed_scales(n_blocks: int, random: np.random.Generator) -> Blocks:
     """Twelve bytes of 6-bit scales and mins (equal to the scales) in q4_K's packing."""
     s = random.integers(24, 56, (n_blocks, 8), np.uint8)
     low, high = s[:, :4], s[:, 4:]
@@ -182,23 +182,43 @@ def find(name: str, folder: Path) -> Path:
 def write(name: str, path: Path, seed: int = 1) -> None:
     """Write the synthetic model `name` to `path`."""
     shape = MODELS[name]
-    random = np.random.default_rng(seed)
-    listed = []
-    for tensor, dtype, dims in tensors(shape):
-        listed.append(TensorData(tensor, dtype, dims, _chunks(dtype, dims, tensor, random)))
+    source = Source(np.random.default_rng(seed))
+    listed = [
+        TensorData(t, dtype, dims, source(t, dtype, dims)) for t, dtype, dims in tensors(shape)
+    ]
     write_gguf(path, metadata(name, shape), listed)
 
 
-def _chunks(
-    dtype: DType, dims: tuple[int, ...], name: str, random: np.random.Generator
-) -> Iterator[bytes]:
-    if len(dims) == 1:
-        values = np.ones(dims, np.float32) if "norm" in name else np.zeros(dims, np.float32)
-        yield values.tobytes()
-        return
-    for start in range(0, dims[1], CHUNK_ROWS):
-        rows = min(CHUNK_ROWS, dims[1] - start)
-        yield random_blocks(dtype, dims[0], rows, random).tobytes()
+class Source:
+    """Data of tensors, faster than random numbers are made.
+
+    Matrices of the blocks are windows, at random rows, of one pool for each type and row size.
+    Those of the vocabulary are new throughout: equal rows would be tokens with equal logits.
+    """
+
+    def __init__(self, random: np.random.Generator) -> None:
+        self._random = random
+        self._pools: dict[tuple[DType, int], Blocks] = {}
+
+    def __call__(self, name: str, dtype: DType, dims: tuple[int, ...]) -> Iterator[Chunk]:
+        """The pieces of a tensor; vectors are ones if they are norms, else zeros."""
+        if len(dims) == 1:
+            yield np.full(dims, float("norm" in name), np.float32)
+            return
+        n_in, n_rows = dims
+        for done in range(0, n_rows, CHUNK_ROWS):
+            rows = min(CHUNK_ROWS, n_rows - done)
+            if name.startswith("blk."):
+                pool = self._pool(dtype, n_in)
+                start = int(self._random.integers(POOL_ROWS - rows + 1))
+                yield pool[start : start + rows]
+            else:
+                yield random_blocks(dtype, n_in, rows, self._random)
+
+    def _pool(self, dtype: DType, n_in: int) -> Blocks:
+        if (dtype, n_in) not in self._pools:
+            self._pools[dtype, n_in] = random_blocks(dtype, n_in, POOL_ROWS, self._random)
+        return self._pools[dtype, n_in]
 
 
 def metadata(name: str, shape: Shape) -> dict[str, object]:

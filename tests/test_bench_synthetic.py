@@ -81,3 +81,15 @@ def test_a_file_that_is_there_is_kept(tmp_path: Path, monkeypatch: pytest.Monkey
     written = path.stat().st_mtime_ns
     assert synthetic.find(name, tmp_path) == path
     assert path.stat().st_mtime_ns == written
+
+
+def test_weights_differ_from_layer_to_layer_and_token_to_token(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    small(monkeypatch, ONE_EACH[0])
+    with open_gguf(synthetic.find(ONE_EACH[0], tmp_path)) as file:
+        queries = {bytes(file.tensors[f"blk.{i}.attn_q.weight"].data) for i in range(6)}
+        assert len(queries) == 6
+        for name in ("token_embd.weight", "output.weight"):
+            rows = np.asarray(file.tensors[name].data).reshape(512, -1)
+            assert len(np.unique(rows, axis=0)) == 512
