@@ -93,7 +93,7 @@ def test_each_switch_is_measured_alone() -> None:
 
 def test_switches_read_as_the_environment_and_tell_no_secret() -> None:
     assert switches(Settings()) == ""
-    private = Settings(device="cuda", api_keys="secret", cache_dir=Path("/home/me"))
+    private = Settings(device="cuda", api_keys="secret", cache_dir=Path("folder"))
     assert switches(private) == ""
     assert switches(Settings(no_fa_prefill=True, cache_type="q8_0")) == (
         "MINFER_CACHE_TYPE=q8_0 MINFER_NO_FA_PREFILL=1"
