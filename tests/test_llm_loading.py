@@ -81,20 +81,6 @@ def test_heads_that_fit_no_block() -> None:
         )
 
 
-@pytest.mark.parametrize(
-    ("text", "n"), [("auto", None), ("all", None), ("0", 0), ("3", 3), ("4", 4), ("5", None)]
-)
-def test_layers_on_the_gpu(text: str, n: int | None) -> None:
-    assert loading.gpu_layers(text, 4) == n
-
-
-@pytest.mark.parametrize("text", ["-1", "many", "", "1.5"])
-def test_layers_that_are_no_number(text: str) -> None:
-    with pytest.raises(RequestError) as caught:
-        loading.gpu_layers(text, 4)
-    assert caught.value.where == "gpu_layers"
-
-
 @pytest.fixture
 def made(monkeypatch: pytest.MonkeyPatch) -> dict[str, Sized]:
     """The backends that were made; `cuda` fails while it is in `missing`."""

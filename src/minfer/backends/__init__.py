@@ -6,7 +6,7 @@ import difflib
 import importlib
 from typing import cast
 
-from minfer.backends.base import ALIGNMENT, Backend, Budget, Split, Weight
+from minfer.backends.base import ALIGNMENT, Backend, Budget, Foreseeing, Split, Weight
 from minfer.errors import UnsupportedError
 from minfer.graph import Graph, Node
 from minfer.settings import Settings
@@ -47,6 +47,7 @@ __all__ = [
     "BACKENDS",
     "Backend",
     "Budget",
+    "Foreseeing",
     "Split",
     "Weight",
     "create_backend",

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -147,3 +147,16 @@ class Backend(Protocol):
 
     def close(self) -> None:
         """Free everything. Closing twice is allowed."""
+
+
+@runtime_checkable
+class Foreseeing(Protocol):
+    """A backend that can say what it would take, so that what does not fit is left to others."""
+
+    def footprint(self, splits: Sequence[Split], weights: Mapping[str, Weight]) -> int:
+        """Bytes that loading and running `splits` would take beside the arena; takes nothing.
+
+        Args:
+            splits: of plans that take turns, over the same states.
+            weights: of all their nodes, at least.
+        """

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from minfer.dtypes import F16, DType
+from minfer.engine.batcher import bucket
 from minfer.errors import RequestError
 from minfer.graph import PAGE
 from minfer.models import StepShape
@@ -46,6 +47,17 @@ class EngineConfig:
     def n_pages(self) -> int:
         """Pages of the KV cache."""
         return -(-self.n_cells // PAGE)
+
+    @property
+    def max_single(self) -> int:
+        """Places for rows that are alone in their sequence, in the largest step."""
+        return bucket(self.max_sequences)
+
+    @property
+    def largest_steps(self) -> tuple[StepShape, StepShape]:
+        """Steps than which none needs more memory: one long prompt, and it beside all streams."""
+        rows, single = self.prefill_rows, self.max_single
+        return self.step_shape(0, rows, 1), self.step_shape(single, rows, single)
 
     def step_shape(
         self,

@@ -75,11 +75,15 @@ class Engine:
         self._devices = tuple(devices)
         self._watcher: Watcher | None = None
         self._plans = PlanCache(model, devices, weights, settings)
-        largest = self._plans.plan(self.config.step_shape(0, config.prefill_rows, 1))
+        plans = [self._plans.plan(shape) for shape in config.largest_steps]
+        largest = plans[0]
         self.weight_bytes = load_weights(largest, weights, progress)
         self._states = KVStates(largest)
         self.cache_bytes = self._states.nbytes
-        self._reserve(largest)
+        # once, so that plans compiled later find the arenas in place
+        for plan in plans:
+            for name, nbytes in plan.arena_bytes.items():
+                plan.backend(name).reserve(nbytes)
         self._space = KVSpace(
             config.n_pages,
             config.max_sequences,
@@ -198,9 +202,9 @@ class Engine:
             running = self._roster.running
             streaming = any(s.state is State.DECODING for s in running)
             n_other = self._pace.rows(beside_streams=streaming)
-            chunks = pick(running, self._max_single, n_other)
+            chunks = pick(running, self.config.max_single, n_other)
             if self._guesser is not None:
-                chunks = self._guesser.add_guesses(chunks, self._max_single)
+                chunks = self._guesser.add_guesses(chunks, self.config.max_single)
             chunks = self._roster.place(chunks)
             if chunks:
                 self._begin(chunks)
@@ -510,10 +514,6 @@ class Engine:
 
     # -- set-up -----------------------------------------------------------------------------
 
-    @property
-    def _max_single(self) -> int:
-        return bucket(self.config.max_sequences)
-
     def _shape_of(self, chunks: list[Chunk], *, sampled: bool = False) -> StepShape:
         single = sum(c.count for c in chunks if c.single)
         other = sum(c.count for c in chunks if not c.single)
@@ -521,16 +521,6 @@ class Engine:
         return self.config.step_shape(
             bucket(single), bucket(other), max(1, bucket(wanted)), sampled=sampled
         )
-
-    def _reserve(self, largest: Plan) -> None:
-        """Make the arenas large enough once, so that plans compiled later find them in place."""
-        c = self.config
-        both = self._plans.plan(
-            self.config.step_shape(self._max_single, c.prefill_rows, self._max_single)
-        )
-        for plan in (largest, both):
-            for name, nbytes in plan.arena_bytes.items():
-                plan.backend(name).reserve(nbytes)
 
     def _checked(self, tokens: Seq[int]) -> list[int]:
         """The ids as plain integers, none of which a kernel could trip over."""

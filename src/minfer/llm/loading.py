@@ -9,9 +9,10 @@ from pathlib import Path
 from minfer.backends import Weight, create_backend
 from minfer.dtypes import BY_NAME
 from minfer.engine import Engine, EngineConfig
-from minfer.errors import BackendError, RequestError, UnsupportedError
+from minfer.errors import BackendError, OutOfMemoryError, RequestError, UnsupportedError
 from minfer.gguf import GGUFFile
 from minfer.graph import PAGE, WeightSpec
+from minfer.llm.placing import fits, gpu_layers, has_plenty, n_fitting
 from minfer.llm.results import ModelInfo
 from minfer.models import DecoderConfig, kv_bytes_a_cell, model_config
 from minfer.scheduler import Device
@@ -31,6 +32,8 @@ def file_weights(file: GGUFFile) -> dict[str, Weight]:
 
 def open_devices(config: DecoderConfig, settings: Settings) -> tuple[list[Device], list[str]]:
     """The backends to use, best first, and notices about those that could not be had.
+
+    A GPU that is to take what fits takes everything here; `place_blocks` says what that is.
 
     Raises:
         BackendError: if the device asked for cannot be had.
@@ -57,23 +60,40 @@ def open_devices(config: DecoderConfig, settings: Settings) -> tuple[list[Device
     return [Device(gpu, n_layers), Device(cpu)], []
 
 
-def gpu_layers(text: str, n_layers: int) -> int | None:
-    """How many blocks go to the GPU; None for everything.
+def place_blocks(
+    devices: list[Device],
+    config: DecoderConfig,
+    weights: Mapping[str, Weight],
+    sizes: EngineConfig,
+    settings: Settings,
+) -> list[str]:
+    """Leave to the CPU, in `devices`, the blocks that do not fit the GPU; notices about that.
 
     Raises:
-        RequestError: unless `text` is `auto`, `all` or a number of at least 0.
+        OutOfMemoryError: if the GPU was asked for and not one block fits.
     """
-    if text in ("auto", "all"):
-        return None
-    try:
-        wanted = int(text)
-    except ValueError:
-        wanted = -1
-    if wanted < 0:
-        raise RequestError(
-            f"value {text!r} is neither `auto`, `all` nor a number", where="gpu_layers"
+    first = devices[0].backend
+    if settings.gpu_layers != "auto" or len(devices) > 1 or has_plenty(first, weights):
+        return []
+    if fits(devices, config, weights, sizes, settings):
+        return []
+    cpu = create_backend("cpu", settings)
+    devices.append(Device(cpu))  # closed with the others, whatever happens
+    n = n_fitting(first, cpu, config, weights, sizes, settings)
+    budget, n_layers = first.budget(), len(config.layers)
+    room = f"{budget.nbytes >> 20} MiB ({budget.how})"
+    if n:
+        devices[0] = Device(first, n)
+        return [f"{n} of {n_layers} blocks fit the GPU's {room}; the CPU runs the others"]
+    if settings.device == "cuda":
+        raise OutOfMemoryError(
+            f"not one of {n_layers} blocks fits the GPU's {room}",
+            where="gpu_layers",
+            remedy="Use a smaller context (-c), a smaller model or --device cpu",
         )
-    return None if wanted > n_layers else wanted
+    first.close()
+    del devices[0]
+    return [f"not one of {n_layers} blocks fits the GPU's {room}; the CPU runs everything"]
 
 
 def engine_config(
@@ -174,6 +194,7 @@ def make_engine(
         )
         if prefill_rows is not None:
             sizes = replace(sizes, prefill_rows=prefill_rows)
+        notices += place_blocks(devices, config, weights, sizes, settings)
         if sizes.n_ctx > config.n_ctx_train:
             notices.append(
                 f"a context of {sizes.n_ctx} tokens is more than the {config.n_ctx_train} "

@@ -16,10 +16,11 @@ from numpy.typing import NDArray
 
 from minfer.backends.base import ALIGNMENT, Budget, Split, Weight
 from minfer.backends.cuda.device import Device
+from minfer.backends.cuda.footprint import footprint
 from minfer.backends.cuda.kv import ELEMENT_BYTES, KVState
 from minfer.backends.cuda.launch import Launch
 from minfer.backends.cuda.ops import OPS
-from minfer.backends.cuda.ops.base import Context, Store
+from minfer.backends.cuda.ops.base import COUNTERS_BYTES, Context, Store
 from minfer.backends.cuda.program import Counters, Program
 from minfer.backends.melt import melting_norms
 from minfer.errors import BackendError, ClosedError, GraphError
@@ -28,8 +29,6 @@ from minfer.settings import Settings
 
 RESERVE_BYTES = 512 << 20
 """Memory left alone by the budget: the driver's own, loaded kernels, scratch."""
-COUNTERS_BYTES = 64 << 10
-"""Zeroed counters that kernels share, one after another."""
 
 
 def reason_against(node: Node, graph: Graph) -> str | None:
@@ -86,6 +85,10 @@ class CudaBackend:
             if limit <= room:
                 return Budget(limit, f"MINFER_GPU_MEM={self._settings.gpu_mem} MiB")
         return Budget(room, f"free of the {total >> 20} MiB of {self.device.facts.name}")
+
+    def footprint(self, splits: Sequence[Split], weights: Mapping[str, Weight]) -> int:
+        """Bytes that loading and running `splits` would take beside the arena; takes nothing."""
+        return footprint(splits, weights, self.device.facts, self._settings)
 
     # ---- what stays -----------------------------------------------------------------------------
 

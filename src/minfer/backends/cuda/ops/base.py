@@ -29,6 +29,9 @@ from minfer.settings import Settings
 if TYPE_CHECKING:
     from minfer.backends.cuda.device import Device, Facts
 
+COUNTERS_BYTES = 64 << 10
+"""Zeroed counters that kernels share, one after another."""
+
 
 class Op(Protocol):
     """The functions of an op's module."""

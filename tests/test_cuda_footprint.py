@@ -1,0 +1,125 @@
+"""What a model will take of a GPU, foretold; and with too little of it, the CPU runs the rest."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import pytest
+from backends_fake import PartialReference
+from cuda_lowering import H200
+from tiny_models import TINY, expected, generate, tiny, tokens
+from tiny_models import run as run_all
+
+from minfer.backends import Split, reason_against
+from minfer.backends.cuda.footprint import footprint
+from minfer.engine import Engine, EngineConfig, SamplingParams
+from minfer.graph import Graph, Node
+from minfer.llm import file_weights, make_engine
+from minfer.models import build_decoder, kv_bytes_a_cell, model_config
+from minfer.scheduler import Device, make_plan
+from minfer.settings import Settings
+
+pytest_plugins = ["cuda_fixtures"]
+
+SIZES = EngineConfig(n_ctx=256, n_cells=4096, max_sequences=4, prefill_rows=128)
+
+
+class OnPaper(PartialReference):
+    """Takes what the GPU takes."""
+
+    def supports(self, node: Node, graph: Graph) -> str | None:
+        return reason_against("cuda", node, graph)
+
+
+def foretold(name: str, n_layers: int | None = None) -> tuple[int, int]:
+    """What a tiny model's first blocks, or all of it, take: the arena, and all else."""
+    config, weights = model_config(tiny(name)), file_weights(tiny(name))
+    devices = [Device(OnPaper("cuda"), n_layers), Device(PartialReference("cpu"))]
+    plans = [
+        make_plan(build_decoder(config, shape), devices, Settings())
+        for shape in SIZES.largest_steps
+    ]
+    splits = [
+        Split(plan.graph, segment.nodes, plan.offsets["cuda"])
+        for plan in plans
+        for segment in plan.segments
+        if segment.backend == "cuda"
+    ]
+    arena = max(plan.arena_bytes["cuda"] for plan in plans)
+    return arena, footprint(splits, weights, H200, Settings())
+
+
+@pytest.mark.parametrize("name", TINY)
+def test_weights_states_and_scratch_are_in_it(name: str) -> None:
+    config = model_config(tiny(name))
+    _, nbytes = foretold(name)
+    cache = kv_bytes_a_cell(config, SIZES.cache_type) * SIZES.n_cells
+    in_file = sum(w.data.nbytes for w in file_weights(tiny(name)).values())
+    assert cache + in_file < nbytes < cache + 3 * in_file + (16 << 20)
+
+
+def test_a_block_more_takes_more() -> None:
+    n_layers = len(model_config(tiny("gemma3")).layers)
+    taken = [foretold("gemma3", n)[1] for n in range(1, n_layers + 1)]
+    block = kv_bytes_a_cell(model_config(tiny("gemma3")), SIZES.cache_type) * SIZES.n_cells
+    for fewer, more in pairwise(taken):
+        assert more - fewer >= block // n_layers
+    assert foretold("gemma3")[1] > taken[-1]  # the embedding and the head
+
+
+def busy(engine: Engine, name: str) -> list[list[int]]:
+    """Prompts and batches of every size there is room for: all plans, all scratch."""
+    ids = expected(name)["ids"].tolist()
+    params = SamplingParams(temperature=0.0, max_tokens=12)
+    owners = [engine.add(ids[i : i + n], params) for i, n in enumerate((150, 1, 70, 20))]
+    events = run_all(engine)
+    return [tokens(events[owner]) for owner in owners]
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("name", ["qwen2", "llama3-rope", "gemma3"])
+def test_a_gpu_gives_no_more_than_was_foretold(make_gpu: Any, name: str) -> None:
+    backend = make_gpu()
+    config, weights = model_config(tiny(name)), file_weights(tiny(name))
+    engine = Engine(config, weights, [Device(backend)], SIZES, Settings())
+    busy(engine, name)
+    arena, nbytes = foretold(name)
+    allocated = backend.device.allocated
+    assert arena + nbytes // 2 < allocated <= arena + nbytes
+    engine.close()
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("n_blocks", [1, 3, 5])
+def test_auto_leaves_to_the_cpu_what_does_not_fit(make_gpu: Any, n_blocks: int) -> None:
+    make_gpu()  # or skip
+    file, right = tiny("gemma3"), expected("gemma3")
+    config = model_config(file)
+    n_cells = (16 << 20) // (kv_bytes_a_cell(config, SIZES.cache_type) // len(config.layers))
+    n_cells = n_cells // 64 * 64  # 16 MiB a block
+    sizes: dict[str, Any] = {"n_ctx": 256, "n_cells": n_cells, "max_sequences": 4}
+    sizes |= {"prefill_rows": 128, "progress": None}
+    answers = []
+    for settings in (
+        Settings(device="cpu", threads=2),
+        Settings(device="cuda", gpu_mem=16 * n_blocks + 12, threads=2),
+    ):
+        engine, _, notices = make_engine(file, settings, **sizes)
+        placed = set(engine.weight_bytes)
+        logits = engine.forward(right["ids"].tolist())
+        error = np.abs(logits - right["logits"]).max() / np.abs(right["logits"]).max()
+        assert error < 5e-3
+        greedy = generate(
+            engine,
+            right["greedy_prompt"].tolist(),
+            SamplingParams(temperature=0.0, max_tokens=right["greedy"].size),
+        )
+        answers.append((greedy, busy(engine, "gemma3")))
+        engine.close()
+    assert placed == {"cuda", "cpu"}
+    assert f"{n_blocks} of {len(config.layers)} blocks fit" in notices[0]
+    certain = int((right["greedy_margin"] >= 0.05).cumprod().sum())
+    (on_cpu, _), (on_both, _) = answers
+    assert on_both[:certain] == on_cpu[:certain] == right["greedy"][:certain].tolist()
