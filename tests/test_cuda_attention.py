@@ -200,10 +200,12 @@ def test_single_rows(gpu: Any, head_dim: int, kv: str) -> None:
     assert error(problem.out, problem.expected()) < 2e-5
 
 
-@pytest.mark.parametrize("kv", ["f16", "q8_0"])
-def test_every_number_of_keys(gpu: Any, kv: str) -> None:
+@pytest.mark.parametrize(
+    ("kv", "head_dim"), [("f16", 64), ("q8_0", 64), ("f32", 64), ("f16", 128), ("f16", 80)]
+)
+def test_every_number_of_keys(gpu: Any, kv: str, head_dim: int) -> None:
     """A row for each of 1 to 4200 keys of one sequence: all ends of strands, pages and parts."""
-    n, head_dim, n_heads, n_kv_heads = 4200, 64, 4, 2
+    n, n_heads, n_kv_heads = 4200, 4, 2
     case = Case(head_dim, n_heads, n_kv_heads, kv, lengths=(n - 1,))
     problem = Problem(gpu, case)
     (k, v), group = (rounded(x, kv) for x in problem.kv[0]), n_heads // n_kv_heads
