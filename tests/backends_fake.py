@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from minfer.backends import ALIGNMENT, Backend, Split, Weight
+from minfer.backends import ALIGNMENT, Backend, Split, Weight, reason_against
 from minfer.backends.reference import ReferenceBackend
 from minfer.graph import PAGE, Graph, KVSpec, Node
 
@@ -26,6 +26,16 @@ class PartialReference(ReferenceBackend):
 
     def supports(self, node: Node, graph: Graph) -> str | None:
         return self._refuses(node) or super().supports(node, graph)
+
+
+class OnPaper(PartialReference):
+    """The reference, which takes what the GPU takes: for plans made without one."""
+
+    def __init__(self) -> None:
+        super().__init__("cuda")
+
+    def supports(self, node: Node, graph: Graph) -> str | None:
+        return reason_against("cuda", node, graph)
 
 
 class Recorder(ReferenceBackend):

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from test_engine_invariance import Watching
-from tiny_models import GREEDY, expected, generate, make_engine, run, tiny, tokens
+from test_scheduler_fuse import mixed_types
+from tiny_models import GREEDY, expected, generate, make_engine, rewritten, run, tiny, tokens
 
 from minfer.backends import create_backend
-from minfer.dtypes import F32
+from minfer.dtypes import F16, F32, Q8_0, DType
 from minfer.engine import Engine, SamplingParams
 from minfer.errors import BackendError
+from minfer.gguf import open_gguf
+from minfer.models import model_config
 from minfer.scheduler import Device
 from minfer.settings import Settings
 
@@ -70,12 +74,16 @@ def same(found: Sequence[Any], right: Sequence[Any]) -> None:
 
 
 @pytest.mark.parametrize("watch", [True, False], ids=["host", "device"])
-@pytest.mark.parametrize("name", ["qwen2", "gemma3"])
-def test_replay_is_bit_equal_to_eager_over_200_steps(make_gpu: Any, name: str, watch: bool) -> None:
+@pytest.mark.parametrize(
+    ("name", "cache_type"), [("qwen2", F16), ("gemma3", F16), ("qwen3", Q8_0), ("llama", F32)]
+)
+def test_replay_is_bit_equal_to_eager_over_200_steps(
+    make_gpu: Any, name: str, cache_type: DType, watch: bool
+) -> None:
     played = []
     for eager in (False, True):
         backend = make_gpu(no_cuda_graph=eager)
-        engine = engine_on(backend, name)
+        engine = engine_on(backend, name, cache_type=cache_type)
         played.append(play(engine, name, watch=watch))
         counters = backend.counters
         engine.close()
@@ -127,6 +135,24 @@ def test_captures_of_an_arena_that_moved_are_made_again(make_gpu: Any) -> None:
     assert backend.graphs
     engine.close()
     same([seen[1]], [seen[0]])
+
+
+def test_prompts_of_one_size_are_replayed(make_gpu: Any) -> None:
+    """The third of them is captured; each gets what the first, eager one got."""
+    backend = make_gpu()
+    engine = engine_on(backend, prefix_cache=False)
+    prompt = expected("qwen2")["ids"].tolist()[:100]
+    params = SamplingParams(temperature=0.0, max_tokens=1)
+    seen = []
+    for _ in range(6):
+        watching = Watching()
+        engine.add(prompt, params, constraint=watching)
+        run(engine)
+        seen.append(np.array(watching.rows))
+    counters = backend.counters
+    assert (counters.eager, counters.captures, counters.replays) == (2, 1, 4)
+    engine.close()
+    same(seen[1:], [seen[0]] * 5)
 
 
 PROMPT = list(range(20, 40))
@@ -195,3 +221,32 @@ def test_layers_on_two_devices_give_the_same_model(make_gpu: Any, name: str) -> 
         assert error < 4e-3, n
         certain = int((right["greedy_margin"][: len(greedy)] >= 0.05).cumprod().sum())
         assert greedy[:certain] == right["greedy"][:certain].tolist(), n
+
+
+@pytest.mark.parametrize("cache_type", [F16, Q8_0], ids=str)
+@pytest.mark.parametrize("name", ["qwen2", "gemma3"])
+def test_layers_on_two_devices_say_what_the_cpu_says(
+    make_gpu: Any, tmp_path: Path, name: str, cache_type: DType
+) -> None:
+    """Of quantized weights, up to the first token that was all but undecided."""
+    quantized = {"general.quantization_version": 2}
+    file = open_gguf(rewritten(tmp_path / "m.gguf", name, quantized, mixed_types))
+    n_layers = len(model_config(file).layers)
+    prompt = expected(name)["ids"].tolist()[:100]
+    params = SamplingParams(temperature=0.0, max_tokens=40)
+    texts, margins = [], np.empty(0)
+    for n in (0, 1, n_layers):
+        cpu = Device(create_backend("cpu", Settings(threads=2)))
+        devices = [Device(make_gpu(), n), cpu] if n else [cpu]
+        engine = make_engine(name, devices, file, cache_type=cache_type)
+        watching = Watching()
+        texts.append(generate(engine, prompt, params, constraint=watching))
+        assert set(engine.weight_bytes) == ({"cuda", "cpu"} if n else {"cpu"})
+        engine.close()
+        if not n:
+            two = np.sort(np.array(watching.rows), axis=1)[:, -2:]
+            margins = (two[:, 1] - two[:, 0]) / np.abs(two).max()
+    certain = int((margins >= (0.05 if cache_type is Q8_0 else 0.01)).cumprod().sum())
+    assert certain > 0
+    for text in texts:
+        assert text[:certain] == texts[0][:certain]

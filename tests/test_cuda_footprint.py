@@ -7,15 +7,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-from backends_fake import PartialReference
+from backends_fake import OnPaper, PartialReference
 from cuda_lowering import H200
 from tiny_models import TINY, expected, generate, tiny, tokens
 from tiny_models import run as run_all
 
-from minfer.backends import Split, reason_against
+from minfer.backends import Split
 from minfer.backends.cuda.footprint import footprint
 from minfer.engine import Engine, EngineConfig, SamplingParams
-from minfer.graph import Graph, Node
 from minfer.llm import file_weights, make_engine
 from minfer.models import build_decoder, kv_bytes_a_cell, model_config
 from minfer.scheduler import Device, make_plan
@@ -26,17 +25,10 @@ pytest_plugins = ["cuda_fixtures"]
 SIZES = EngineConfig(n_ctx=256, n_cells=4096, max_sequences=4, prefill_rows=128)
 
 
-class OnPaper(PartialReference):
-    """Takes what the GPU takes."""
-
-    def supports(self, node: Node, graph: Graph) -> str | None:
-        return reason_against("cuda", node, graph)
-
-
 def foretold(name: str, n_layers: int | None = None) -> tuple[int, int]:
     """What a tiny model's first blocks, or all of it, take: the arena, and all else."""
     config, weights = model_config(tiny(name)), file_weights(tiny(name))
-    devices = [Device(OnPaper("cuda"), n_layers), Device(PartialReference("cpu"))]
+    devices = [Device(OnPaper(), n_layers), Device(PartialReference("cpu"))]
     plans = [
         make_plan(build_decoder(config, shape), devices, Settings())
         for shape in SIZES.largest_steps

@@ -201,9 +201,11 @@ def test_gate_and_up_must_be_two_products_of_one_input() -> None:
 # -- numbers --------------------------------------------------------------------------------
 
 
-def mixed_types(tensors: Tensors) -> Tensors:
-    """V and down projections in q8_0, K in q4_0, the rest as it is."""
-    types = {"attn_v": "q8_0", "attn_k": "q4_0", "ffn_down": "q8_0", "ffn_up": "q4_1"}
+MIXED = {"attn_v": "q8_0", "attn_k": "q4_0", "ffn_down": "q8_0", "ffn_up": "q4_1"}
+
+
+def mixed_types(tensors: Tensors, types: Mapping[str, str] = MIXED) -> Tensors:
+    """Matrices of the blocks in these types, by their names; the rest as it is."""
     changed = dict(tensors)
     for name, t in tensors.items():
         kind = types.get(name.split(".")[2]) if name.endswith(".weight") and "blk" in name else None

@@ -232,7 +232,8 @@ class CudaBackend:
         # ahead of `pdl_wait`.
         launches[:1] = [replace(launch, overlap=False) for launch in launches[:1]]
         frozen = self.device.freeze(launches)
-        return Program(self, frozen, self._generation)
+        # A single node is one that is looked into, as by a trace: there is nothing to gain.
+        return Program(self, frozen, self._generation, replays=len(split.nodes) > 1)
 
     @property
     def generation(self) -> int:

@@ -38,12 +38,21 @@ class Program:
         backend: whose stream, counters and graph switch it uses.
         launches: the split's work, in order.
         generation: of the arena whose addresses are in the launches.
+        replays: whether it may be captured.
     """
 
-    def __init__(self, backend: CudaBackend, launches: Sequence[Frozen], generation: int) -> None:
+    def __init__(
+        self,
+        backend: CudaBackend,
+        launches: Sequence[Frozen],
+        generation: int,
+        *,
+        replays: bool = True,
+    ) -> None:
         self._backend = backend
         self._launches = launches
         self._generation = generation
+        self._replays = replays
         self._eager_runs = 0
         self._graph: Any = None
 
@@ -66,7 +75,7 @@ class Program:
                 where="split",
                 remedy="Compile the plan again after `reserve` answers a new generation",
             )
-        if not self._launches or (backend.graphs and self._replay()):
+        if not self._launches or (self._replays and backend.graphs and self._replay()):
             return
         backend.device.enqueue(self._launches)
         self._eager_runs += 1
