@@ -13,6 +13,7 @@ from typing import Any
 from cuda_lowering import lower
 from op_cases import cases
 
+from minfer.backends.cuda.compile import CubinCache
 from minfer.backends.cuda.device import Facts
 from minfer.backends.cuda.launch import Launch
 from minfer.backends.cuda.ops import OPS, matmul_pack
@@ -26,6 +27,7 @@ from minfer.graph import (
     RopeSpec,
     WeightSpec,
 )
+from minfer.settings import Settings
 
 HEAD_DIMS = (32, 64, 80, 96, 112, 128, 192, 256)
 CACHES = ("f32", "f16", "q8_0")
@@ -68,9 +70,11 @@ def table_launches(facts: Facts) -> Iterator[Launch]:
 
 
 def prepare(backend: Any) -> None:
-    """Compile, in parallel processes, what is not in the cache yet."""
+    """Compile, in parallel processes, what is not in the cache yet; load nothing."""
     facts = backend.device.facts
     launches = list(table_launches(facts))
     for heads, kv_heads in ((8, 2), (6, 2)):
         launches += attention_launches(facts, heads, kv_heads)
-    backend.device.prepare([*matmul_pack.kernels(), *(launch.kernel for launch in launches)])
+    kernels = [*matmul_pack.kernels(), *(launch.kernel for launch in launches)]
+    cache = CubinCache(Settings().cache / "cubin", facts.arch)
+    cache.build(dict.fromkeys(kernel.unit for kernel in kernels), print)
