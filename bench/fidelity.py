@@ -78,10 +78,11 @@ def main() -> None:
     parser.add_argument("models", nargs="+", metavar="NAME=FILE")
     parser.add_argument("--references", type=Path, default=REFERENCES, metavar="FOLDER")
     parser.add_argument("--device", default="cpu", help="cpu, cuda or reference")
+    parser.add_argument("--cache-type", default="f16", help="element type of minfer's KV cache")
     parser.add_argument("--rival", action="store_true", help="measure llama.cpp too")
     parser.add_argument("--threads", type=int, default=2)
     args = parser.parse_args()
-    settings = replace(Settings.load(), device=args.device)
+    settings = replace(Settings.load(), device=args.device, cache_type=args.cache_type)
     rows = []
     for entry in args.models:
         name, _, path = entry.partition("=")
