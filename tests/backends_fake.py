@@ -9,11 +9,27 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from minfer.backends import ALIGNMENT, Backend, Split, Weight, reason_against
+from minfer.backends import (
+    ALIGNMENT,
+    Backend,
+    Split,
+    Weight,
+    create_backend,
+    reason_against,
+)
 from minfer.backends.reference import ReferenceBackend
 from minfer.graph import PAGE, Graph, KVSpec, Node
+from minfer.settings import Settings
 
 Supports = Callable[[Node], str | None]
+
+
+def host() -> Backend:
+    """What runs beside a GPU: the CPU backend, or the reference where that was not built."""
+    try:
+        return create_backend("cpu", Settings(threads=2))
+    except ImportError:
+        return create_backend("reference", Settings())
 
 
 class PartialReference(ReferenceBackend):

@@ -9,18 +9,17 @@ from typing import Any
 
 import numpy as np
 import pytest
+from backends_fake import host
 from test_engine_invariance import Watching
 from test_scheduler_fuse import mixed_types
 from tiny_models import GREEDY, expected, generate, make_engine, rewritten, run, tiny, tokens
 
-from minfer.backends import create_backend
 from minfer.dtypes import F16, F32, Q8_0, DType
 from minfer.engine import Engine, SamplingParams
 from minfer.errors import BackendError
 from minfer.gguf import open_gguf
 from minfer.models import model_config
 from minfer.scheduler import Device
-from minfer.settings import Settings
 
 pytest_plugins = ["cuda_fixtures"]
 pytestmark = pytest.mark.cuda
@@ -211,11 +210,12 @@ def test_layers_on_two_devices_give_the_same_model(make_gpu: Any, name: str) -> 
     right = expected(name)
     n_layers = len({n.split(".")[1] for n in tiny(name).tensors if n.startswith("blk.")})
     for n in range(1, n_layers + 1):
-        devices = [Device(make_gpu(), n), Device(create_backend("cpu", Settings(threads=2)))]
+        beside = host()
+        devices = [Device(make_gpu(), n), Device(beside)]
         engine = make_engine(name, devices, cache_type=F32)
         logits = engine.forward(right["ids"].tolist())
         greedy = generate(engine, right["greedy_prompt"].tolist(), GREEDY)
-        assert set(engine.weight_bytes) == {"cuda", "cpu"}
+        assert set(engine.weight_bytes) == {"cuda", beside.name}
         engine.close()
         error = np.abs(logits - right["logits"]).max() / np.abs(right["logits"]).max()
         assert error < 4e-3, n
@@ -236,12 +236,12 @@ def test_layers_on_two_devices_say_what_the_cpu_says(
     params = SamplingParams(temperature=0.0, max_tokens=40)
     texts, margins = [], np.empty(0)
     for n in (0, 1, n_layers):
-        cpu = Device(create_backend("cpu", Settings(threads=2)))
+        cpu = Device(host())
         devices = [Device(make_gpu(), n), cpu] if n else [cpu]
         engine = make_engine(name, devices, file, cache_type=cache_type)
         watching = Watching()
         texts.append(generate(engine, prompt, params, constraint=watching))
-        assert set(engine.weight_bytes) == ({"cuda", "cpu"} if n else {"cpu"})
+        assert set(engine.weight_bytes) == {d.backend.name for d in devices}
         engine.close()
         if not n:
             two = np.sort(np.array(watching.rows), axis=1)[:, -2:]
