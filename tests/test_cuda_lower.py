@@ -6,11 +6,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+from backends_fake import OnPaper
 from cuda_layers import layer
-from cuda_lowering import CARDS, lower
+from cuda_lowering import CARDS, lower, lower_plan
 from hypothesis import given
 from hypothesis import strategies as st
 from op_cases import Case, cases
+from tiny_models import tiny
 
 from minfer.backends.cuda.device import Facts
 from minfer.backends.cuda.kv import ELEMENT_BYTES, KVState, scale_group
@@ -18,12 +20,16 @@ from minfer.backends.cuda.launch import Launch
 from minfer.backends.cuda.ops import OPS, attention_decode, attention_prefill
 from minfer.backends.cuda.ops.rope import frequencies
 from minfer.dtypes import F16, F32, Q8_0
+from minfer.engine import EngineConfig
 from minfer.graph import OPS as GRAPH_OPS
 from minfer.graph import (
     PAGE,
     KVSpec,
     RopeSpec,
 )
+from minfer.models import build_decoder, model_config
+from minfer.scheduler import Device, make_plan
+from minfer.settings import Settings
 
 
 def names(launches: list[Launch]) -> list[str]:
@@ -47,6 +53,24 @@ def test_a_layer_fits_every_card(head_dim: int, kv: str, facts: Facts) -> None:
     launches = lower(layer(head_dim, kv, 40, 8), facts)
     assert all(launch.overlap for launch in launches)
     assert names(launches)[0] == "attention_decode"
+
+
+@pytest.mark.parametrize(
+    ("name", "a_layer"), [("llama", 6), ("qwen2", 6), ("qwen3", 6), ("gemma3", 10)]
+)
+def test_launches_of_a_decode_step(name: str, a_layer: int) -> None:
+    """A layer: the QKV product and its epilogue, attention, output, gate with up, down.
+
+    gemma3 norms what its blocks give back before it adds it. A step has the embedding, two choices
+    of rows, the last norm, the head and the sampling besides.
+    """
+    config = model_config(tiny(name))
+    shape = EngineConfig(256, 1024, max_sequences=4).step_shape(1, 0, 1, sampled=True)
+    plan = make_plan(build_decoder(config, shape), [Device(OnPaper())], Settings())
+    kernels = [launch.kernel.name for launch in lower_plan(plan)]
+    # which f16 weights need besides
+    helpers = ("matmul_act", "matmul_batch_finish")
+    assert sum(name not in helpers for name in kernels) == a_layer * len(config.layers) + 6
 
 
 def test_rows_go_to_the_kernel_of_their_path() -> None:
