@@ -1,4 +1,4 @@
-"""The examples in the pages on kernels are executed, and every kernel that has a page exists."""
+"""Examples in the pages on kernels are executed; each kernel has a page, what pages name exists."""
 
 from __future__ import annotations
 
@@ -29,3 +29,9 @@ def test_the_online_softmax_is_worked_by_hand() -> None:
 def test_sources_named_exist(page: Path) -> None:
     for name in re.findall(r"`((?:ops|lib)/\w+\.cuh?)", page.read_text()):
         assert (CUDA / name).exists(), f"{page.name} names {name}"
+
+
+@pytest.mark.parametrize("path", sorted(CUDA.glob("ops/*.cu")), ids=lambda p: p.name)
+def test_every_kernel_has_a_page(path: Path) -> None:
+    pages = "".join(page.read_text() for page in PAGES)
+    assert re.search(rf"`(ops/)?{path.name}\b", pages), f"no page of docs/kernels names {path.name}"
