@@ -16,9 +16,10 @@ from backend_runner import weight
 from numpy.typing import NDArray
 
 from minfer.backends import Weight
-from minfer.dtypes import BY_NAME, F16, F32, WEIGHT_TYPES, DType
+from minfer.dtypes import BY_NAME, F16, F32, I32, WEIGHT_TYPES, DType
 from minfer.gguf import dequantize
 from minfer.graph import (
+    PENALTY_WINDOW,
     FusedFFNAttrs,
     GatedAttrs,
     Graph,
@@ -241,6 +242,27 @@ def rows(width: int) -> Case:
     return Case(f"rows-{width}", b.build(y), {"x": x, "index": index}, {}, x[index], Kind.MOVED)
 
 
+def penalize(n_vocab: int) -> Case:
+    """Windows with repeats, places without a token, a newest token that is there already."""
+    r = rng("penalize", n_vocab)
+    logits = normal(r, 5, n_vocab) * 4
+    penalties = np.float32([[1.3, 0, 0], [1, 0.5, 0.25], [0.7, -0.3, 1], [1, 0, 0], [2, 1, 1]])
+    recent = r.integers(0, min(n_vocab, 90), (5, PENALTY_WINDOW)).astype(np.int32)
+    recent[0, 3:] = -1
+    recent[1, 100:] = n_vocab + 7
+    recent[4] = -1
+    ids, index = np.array([5, n_vocab - 1, 0, 11], np.int32), np.array([0, 1, 2, 3, 1], np.int32)
+    ids[0] = recent[0, 0]
+    inputs = {"logits": logits, "penalties": penalties, "recent": recent}
+    inputs |= {"ids": ids, "index": index}
+    b = GraphBuilder({}, {})
+    types = {name: F32 if x.dtype == np.float32 else I32 for name, x in inputs.items()}
+    sources = [b.input(name, x.shape, types[name]) for name, x in inputs.items()]
+    y = b.penalize(*sources, "y")
+    expected = ref.penalize(*inputs.values())
+    return Case(f"penalize-{n_vocab}", b.build(y), inputs, {}, expected, Kind.MOVED)
+
+
 def rms_norm(features: int, width: int, size: float = 1.0) -> Case:
     name = f"rms_norm-{features}-by{width}-x{size:g}"
     r = rng(name)
@@ -306,6 +328,8 @@ def cases() -> Iterator[Case]:
             "softcap", width, lambda b, x: b.softcap(x, 30.0, "y"), lambda x: ref.softcap(x, 30.0)
         )
         yield rows(width)
+        yield penalize(width)
+    yield penalize(20_001)
     yield unary(
         "softcap-large",
         64,

@@ -66,3 +66,17 @@ def attention(q: Array, k: Array, v: Array, position: int, attrs: AttentionAttrs
         weights = np.exp(scores - scores.max())
         out[head] = weights @ values[:, of] / weights.sum()
     return out.reshape(-1)
+
+
+def penalize(logits: Any, penalties: Any, recent: Any, ids: Any, index: Any) -> Array:
+    """A token at a time, in f32 as llama.cpp has it."""
+    found = logits.copy()
+    for row in range(len(logits)):
+        factor, frequency, presence = penalties[row]
+        window = [*recent[row].tolist(), int(ids[index[row]])]
+        for token in {t for t in window if 0 <= t < logits.shape[1]}:
+            x = logits[row, token]
+            x = x / factor if x > 0 else x * factor
+            x = x - np.float32(window.count(token)) * frequency
+            found[row, token] = x - presence
+    return found

@@ -7,7 +7,8 @@ import pytest
 from backends_fake import Historian
 from hypothesis import given
 from hypothesis import strategies as st
-from tiny_models import make_engine
+from test_engine_invariance import Watching
+from tiny_models import expected, make_engine
 
 from minfer.backends.reference import ops
 from minfer.engine import Engine, SamplingParams, Sequence
@@ -108,6 +109,40 @@ def test_the_op_chooses_as_the_sampler_does(
         assert ops.sample(logits[None], row)[0] == expected  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize("last_n", [1, 2, 5, 64, 256])
+@pytest.mark.parametrize(
+    "penalties",
+    [
+        {"repeat_penalty": 1.7},
+        {"frequency_penalty": 0.6, "presence_penalty": 0.4},
+        {"repeat_penalty": 0.8, "frequency_penalty": -0.2},
+    ],
+)
+def test_penalties_are_those_of_the_host(
+    backend_name: str, penalties: dict[str, float], last_n: int
+) -> None:
+    """Streams with and without them, greedy and drawn, whose tokens the device chooses or not."""
+    prompts = [expected("qwen2")["ids"].tolist()[i : i + 7] for i in range(4)]
+    costs = [
+        SamplingParams(max_tokens=40, seed=3, temperature=t, repeat_last_n=last_n, **penalties)
+        for t in (0.0, 0.9)
+    ]
+    free = SamplingParams(max_tokens=30, temperature=0.0)
+    found = []
+    for watch in (False, True):
+        engine = make_engine("qwen2", backend_name, max_sequences=4)
+        runs = []
+        for i, (prompt, params) in enumerate(zip(prompts, (*costs, free, costs[0]), strict=True)):
+            assert Sampler(params).fits_device
+            constraint = Watching() if watch else None  # whose tokens the host chooses
+            runs.append(engine.add([*prompt, 5 + i], params, constraint=constraint))
+        run(engine)
+        found.append([r.tokens for r in runs])
+        engine.close()
+    assert found[0] == found[1]
+    assert found[0][0] != found[0][2]
+
+
 def test_logits_without_a_maximum_choose_nothing() -> None:
     logits = np.full((3, 8), np.nan, np.float32)
     logits[1] = np.inf
@@ -121,7 +156,10 @@ def test_logits_without_a_maximum_choose_nothing() -> None:
     [
         {"logprobs": 1},
         {"logit_bias": {3: 1.0}},
-        {"repeat_penalty": 1.1},
+        {"repeat_penalty": 1.1, "repeat_last_n": -1},
+        {"repeat_penalty": 1.1, "repeat_last_n": 257},
+        {"presence_penalty": 1.0, "repeat_last_n": 0},
+        {"presence_penalty": 1.0, "logit_bias": {3: 1.0}},
         {"top_k": 0},
         {"typical_p": 0.5},
         {"mirostat": 2},

@@ -12,6 +12,8 @@ from minfer.dtypes import F32, I32
 from minfer.errors import GraphError
 from minfer.graph import (
     OPS,
+    PENALTY_COLUMNS,
+    PENALTY_WINDOW,
     SAMPLING_COLUMNS,
     AttentionAttrs,
     Attrs,
@@ -53,6 +55,8 @@ AT_SHORT = ((ROWS - 1,), I32)
 AT_FLOAT = ((ROWS,), F32)
 TABLE = ((2, 3), I32)
 AFTER = ((0,), I32)
+PENALTIES = ((ROWS, PENALTY_COLUMNS), F32)
+RECENT = ((ROWS, PENALTY_WINDOW), I32)
 
 GOOD = [
     ("input", (), (), Attrs(), (3, 2)),
@@ -71,6 +75,7 @@ GOOD = [
     ("mul", (X, X), (), Attrs(), (ROWS, WIDTH)),
     ("scale", (X,), (), ScaleAttrs(2.0), (ROWS, WIDTH)),
     ("softcap", (X,), (), SoftcapAttrs(30.0), (ROWS, WIDTH)),
+    ("penalize", (X, PENALTIES, RECENT, AT_SHORT, AT), (), Attrs(), (ROWS, WIDTH)),
     ("sample", (X, ((ROWS, SAMPLING_COLUMNS), F32)), (), Attrs(), (ROWS,)),
     ("rows", (X, AT_SHORT), (), Attrs(), (ROWS - 1, WIDTH)),
     ("fused_ffn", (X,), ("square", "square"), FusedFFNAttrs("silu", 1), (ROWS, WIDTH)),
@@ -121,6 +126,11 @@ BAD = [
     ("mul", (X, WHOLE), (), Attrs(), "expected f32"),
     ("scale", (AT,), (), ScaleAttrs(2.0), "expected f32"),
     ("softcap", (AT,), (), SoftcapAttrs(2.0), "expected f32"),
+    ("penalize", (X, X, RECENT, AT, AT), (), Attrs(), "has shape"),
+    ("penalize", (X, PENALTIES, X, AT, AT), (), Attrs(), "has shape"),
+    ("penalize", (X, PENALTIES, RECENT, X, AT), (), Attrs(), "expected i32"),
+    ("penalize", (X, PENALTIES, RECENT, AT, AT_SHORT), (), Attrs(), "expected i32 [4]"),
+    ("penalize", (AT, PENALTIES, RECENT, AT, AT), (), Attrs(), "expected f32"),
     ("sample", (X, X), (), Attrs(), "sampling has shape"),
     ("rows", (X, AT_FLOAT), (), Attrs(), "expected i32"),
     ("rows", (AT, AT), (), Attrs(), "expected f32"),

@@ -125,7 +125,7 @@ def _rest() -> Graph:
 
 
 def _shape(cache: str) -> StepShape:
-    return StepShape(1, 64, 1, 1, 4, 4, BY_NAME[cache], sampled=True)
+    return StepShape(1, 64, 1, 1, 4, 4, BY_NAME[cache], sampled=True, penalized=True)
 
 
 def _decoder(head_dim: int = HEAD, dtype: DType = F16) -> DecoderConfig:

@@ -67,6 +67,7 @@ class EngineConfig:
         *,
         hidden: bool = False,
         sampled: bool = False,
+        penalized: bool = False,
     ) -> StepShape:
         """The shape of a step with so many places for rows; see `StepShape`."""
         return StepShape(
@@ -79,6 +80,7 @@ class EngineConfig:
             kv_dtype=self.cache_type,
             hidden=hidden,
             sampled=sampled,
+            penalized=penalized,
         )
 
 

@@ -518,9 +518,9 @@ class Engine:
         single = sum(c.count for c in chunks if c.single)
         other = sum(c.count for c in chunks if not c.single)
         wanted = sum(c.n_wanted for c in chunks)
-        return self.config.step_shape(
-            bucket(single), bucket(other), max(1, bucket(wanted)), sampled=sampled
-        )
+        penalized = sampled and any(c.sequence.sampler.penalizes for c in chunks)
+        rows = (bucket(single), bucket(other), max(1, bucket(wanted)))
+        return self.config.step_shape(*rows, sampled=sampled, penalized=penalized)
 
     def _checked(self, tokens: Seq[int]) -> list[int]:
         """The ids as plain integers, none of which a kernel could trip over."""

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from minfer.engine.batcher import Chunk
 from minfer.engine.config import EngineConfig
-from minfer.engine.inputs import fill, fill_sampling
+from minfer.engine.inputs import fill, fill_penalties, fill_sampling
 from minfer.models import DecoderConfig, build_decoder
 from minfer.scheduler import CompiledPlan, Device
 
@@ -42,11 +42,12 @@ class Flight:
 def supports_sampling(
     devices: Sequence[Device], model: DecoderConfig, config: EngineConfig
 ) -> bool:
-    """Whether all runs on one backend, and it can choose tokens itself."""
+    """Whether all runs on one backend, and it can choose tokens itself, whatever they cost."""
     if len(devices) != 1:
         return False
-    graph = build_decoder(model, config.step_shape(1, 0, 1, sampled=True))
-    return devices[0].backend.supports(graph.nodes[graph.outputs[0]], graph) is None
+    graph = build_decoder(model, config.step_shape(1, 0, 1, sampled=True, penalized=True))
+    choosing = [node for node in graph.nodes if node.op in ("penalize", "sample")]
+    return all(devices[0].backend.supports(node, graph) is None for node in choosing)
 
 
 def can_fly(chunks: Sequence[Chunk]) -> bool:
@@ -76,6 +77,8 @@ def follow(flight: Flight, chunks: Sequence[Chunk]) -> Flight:
 def _start(compiled: CompiledPlan, chunks: Sequence[Chunk], enqueue: Callable[[], None]) -> Flight:
     fill(compiled.inputs, chunks)
     fill_sampling(compiled.inputs["sampling"], chunks)
+    if "penalties" in compiled.inputs:
+        fill_penalties(compiled.inputs, chunks)
     began = perf_counter()
     enqueue()
     return Flight(chunks, compiled, began, compiled.fetch(len(chunks)))

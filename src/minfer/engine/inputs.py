@@ -7,11 +7,13 @@ each block is padded to its bucket. Padded rows have position -1 and store nowhe
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from minfer.engine.batcher import Chunk, bucket
+from minfer.engine.sampling import NO_PENALTY
 from minfer.graph import PAGE
 
 
@@ -38,6 +40,17 @@ def fill_sampling(sampling: NDArray[np.float32], chunks: Sequence[Chunk]) -> Non
     """Write how each chunk's next token is to be chosen, one row a chunk."""
     for row, chunk in enumerate(chunks):
         sampling[row] = chunk.sequence.sampler.device_row()
+
+
+def fill_penalties(inputs: Mapping[str, NDArray[Any]], chunks: Sequence[Chunk]) -> None:
+    """Write what each chunk's recent tokens cost; its own token, the newest, is in `token_ids`."""
+    inputs["recent"][:] = -1
+    inputs["penalties"][:] = NO_PENALTY
+    for row, chunk in enumerate(chunks):
+        sampler = chunk.sequence.sampler
+        inputs["penalties"][row] = sampler.penalty_row()
+        recent = sampler.recent(chunk.sequence.tokens, chunk.start)
+        inputs["recent"][row, : len(recent)] = recent
 
 
 def _fill_singles(

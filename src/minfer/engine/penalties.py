@@ -36,6 +36,12 @@ def changes_logits(p: SamplingParams) -> bool:
     return bool(p.logit_bias) or _repeats_cost(p) or p.dry_multiplier > 0.0
 
 
+def fits_window(p: SamplingParams, window: int) -> bool:
+    """Whether nothing changes logits but recent tokens, of which there are at most `window`."""
+    others = bool(p.logit_bias) or p.dry_multiplier > 0.0
+    return _repeats_cost(p) and not others and 1 <= p.repeat_last_n <= window
+
+
 def _repeats_cost(p: SamplingParams) -> bool:
     return p.repeat_penalty != 1.0 or p.frequency_penalty != 0.0 or p.presence_penalty != 0.0
 

@@ -17,8 +17,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from minfer.engine.params import SamplingParams
-from minfer.engine.penalties import apply_penalties, changes_logits
+from minfer.engine.penalties import apply_penalties, changes_logits, fits_window
 from minfer.errors import BackendError, GrammarError, RequestError
+from minfer.graph import PENALTY_WINDOW
 
 Logits = NDArray[np.float32]
 Ids = NDArray[np.int64]
@@ -27,6 +28,8 @@ SHORT_LIST = 4096
 """Candidates sorted at first where top-k is off."""
 DEVICE_TOP_K = 256
 """The largest top-k that backends' `sample` op serves."""
+NO_PENALTY = (1.0, 0.0, 0.0)
+"""The row of the `penalize` op's input that changes nothing."""
 COLDEST = 1e-30
 """The least temperature to divide by: only the maxima are left long before it."""
 
@@ -78,19 +81,37 @@ class Sampler:
 
     @property
     def fits_device(self) -> bool:
-        """Whether a backend's `sample` op can choose in this sampler's place.
+        """Whether a backend's ops can choose in this sampler's place.
 
-        It knows temperature, top-k, top-p and min-p; everything else looks at the logits here.
+        `sample` knows temperature, top-k, top-p and min-p, `penalize` the cost of recent tokens;
+        everything else looks at the logits here.
         """
         p = self.params
         return (
             self._constraint is None
             and p.logprobs is None
-            and not changes_logits(p)
+            and (self.penalizes or not changes_logits(p))
             and (p.is_greedy or 0 < p.top_k <= DEVICE_TOP_K)
             and (p.is_greedy or (p.typical_p >= 1.0 and not p.mirostat))
             and (p.is_greedy or p.xtc_probability == 0.0)
         )
+
+    @property
+    def penalizes(self) -> bool:
+        """Whether it needs the `penalize` op, and that is enough."""
+        return fits_window(self.params, PENALTY_WINDOW + 1)
+
+    def penalty_row(self) -> tuple[float, float, float]:
+        """The row of the `penalize` op's input."""
+        p = self.params
+        if not self.penalizes:
+            return NO_PENALTY
+        return p.repeat_penalty, p.frequency_penalty, p.presence_penalty
+
+    def recent(self, tokens: Sequence[int], end: int) -> Sequence[int]:
+        """The tokens before place `end` that cost something besides the one there."""
+        n = self.params.repeat_last_n - 1 if self.penalizes else 0
+        return tokens[max(0, end - n) : end]
 
     def device_row(self) -> tuple[float, float, float, float, float]:
         """The row of the `sample` op's input that chooses the next token; takes a random number."""

@@ -1,6 +1,8 @@
 """What is computed: ops, their shapes and rules, the builder, printing. Nothing here runs."""
 
 from minfer.graph.attrs import (
+    PENALTY_COLUMNS,
+    PENALTY_WINDOW,
     SAMPLING_COLUMNS,
     Activation,
     AttentionAttrs,
@@ -28,6 +30,8 @@ from minfer.graph.verify import verify
 __all__ = [
     "OPS",
     "PAGE",
+    "PENALTY_COLUMNS",
+    "PENALTY_WINDOW",
     "SAMPLING_COLUMNS",
     "Activation",
     "AttentionAttrs",

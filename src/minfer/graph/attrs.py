@@ -9,6 +9,10 @@ RopeStyle = Literal["neox", "interleaved"]
 Activation = Literal["silu", "gelu"]
 SAMPLING_COLUMNS = 5
 """Numbers a row of `sample` takes: temperature, top_k, top_p, min_p, a uniform in [0, 1)."""
+PENALTY_COLUMNS = 3
+"""Numbers a row of `penalize` takes: repeat, frequency and presence penalty."""
+PENALTY_WINDOW = 255
+"""Recent tokens a row of `penalize` takes, besides the newest."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -137,6 +137,12 @@ class GraphBuilder:
         """`x[index]`."""
         return self.node("rows", (x, index), Attrs(), name)
 
+    def penalize(
+        self, logits: Node, penalties: Node, recent: Node, ids: Node, index: Node, name: str
+    ) -> Node:
+        """Logits less what each row's recent tokens cost; its newest is `ids[index]`."""
+        return self.node("penalize", (logits, penalties, recent, ids, index), Attrs(), name)
+
     def sample(self, logits: Node, sampling: Node, name: str) -> Node:
         """A token for each row of logits; -1 where they have no finite maximum."""
         return self.node("sample", (logits, sampling), Attrs(), name)

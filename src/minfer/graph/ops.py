@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from minfer.dtypes import F32, I32, DType
 from minfer.errors import GraphError
 from minfer.graph.attrs import (
+    PENALTY_COLUMNS,
+    PENALTY_WINDOW,
     SAMPLING_COLUMNS,
     AttentionAttrs,
     Attrs,
@@ -177,6 +179,17 @@ def _sample(node: Node, srcs: Sequence[Node], weights: Weights, states: States) 
     return logits.shape[:1]
 
 
+def _penalize(node: Node, srcs: Sequence[Node], weights: Weights, states: States) -> Shape:
+    logits, penalties, recent, ids, index = srcs
+    width = _features(node, logits)
+    n_rows = logits.shape[0]
+    for src, expected in ((penalties, PENALTY_COLUMNS), (recent, PENALTY_WINDOW)):
+        check(src.shape == (n_rows, expected), node, f"{src.name} has shape {src.shape}")
+    _per_row(node, ids)
+    _per_row(node, index, n_rows)
+    return (n_rows, width)
+
+
 def _fused_ffn(node: Node, srcs: Sequence[Node], weights: Weights, states: States) -> Shape:
     attrs = node.attrs
     assert isinstance(attrs, FusedFFNAttrs)
@@ -258,7 +271,11 @@ OPS: dict[str, OpSpec] = {
     "softcap": OpSpec(("x",), (), SoftcapAttrs, _same, in_place=True),
     # rows: y[i] = x[index[i]]
     "rows": OpSpec(("x", "index"), (), Attrs, _rows),
-    # choosing: temperature, top_k, top_p, min_p and a uniform number for each row of logits
+    # choosing: what recent tokens cost, the newest being ids[index];
+    "penalize": OpSpec(
+        ("logits", "penalties", "recent", "ids", "index"), (), Attrs, _penalize, in_place=True
+    ),
+    # by temperature, top_k, top_p, min_p and a uniform number for each row of logits
     "sample": OpSpec(("logits", "sampling"), (), Attrs, _sample, dtype=I32),
     # fused by the scheduler; each equals its unfused chain
     "fused_ffn": OpSpec(("x",), ("gate", "up"), FusedFFNAttrs, _fused_ffn),

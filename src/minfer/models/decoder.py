@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from minfer.dtypes import F32, DType
 from minfer.graph import (
     PAGE,
+    PENALTY_COLUMNS,
+    PENALTY_WINDOW,
     SAMPLING_COLUMNS,
     AttentionAttrs,
     GatedAttrs,
@@ -36,6 +38,7 @@ class StepShape:
         kv_dtype: element type of the KV cache.
         hidden: whether the output is the final hidden state instead of logits (embeddings).
         sampled: whether the output is a chosen token for each row instead of its logits.
+        penalized: whether recent tokens cost something before it is chosen.
     """
 
     single_rows: int
@@ -47,6 +50,7 @@ class StepShape:
     kv_dtype: DType
     hidden: bool = False
     sampled: bool = False
+    penalized: bool = False
 
     @property
     def rows(self) -> int:
@@ -104,6 +108,15 @@ def build_decoder(config: DecoderConfig, shape: StepShape) -> Graph:
     logits = g.matmul(x, config.head, "logits", shape.out_rows)
     if config.logit_softcap:
         logits = g.softcap(logits, config.logit_softcap, "logits_capped")
+    if shape.penalized:
+        logits = g.penalize(
+            logits,
+            g.input("penalties", (shape.out_rows, PENALTY_COLUMNS), F32),
+            g.input("recent", (shape.out_rows, PENALTY_WINDOW)),
+            inputs.token_ids,
+            inputs.out_rows,
+            "logits_penalized",
+        )
     if shape.sampled:
         sampling = g.input("sampling", (shape.out_rows, SAMPLING_COLUMNS), F32)
         return g.build(g.sample(logits, sampling, "sample"))

@@ -24,7 +24,7 @@ MAX_HEAD_DIM = 512
 
 def reason_against(node: Node, graph: Graph) -> str | None:
     """None if the kernels can run `node`, else why not."""
-    if node.op == "sample":
+    if node.op in ("sample", "penalize"):
         return "on the CPU the engine chooses tokens from the logits, which are in its memory"
     if node.op not in OPS or node.op == "input":
         return f"there is no CPU kernel for {node.op}"

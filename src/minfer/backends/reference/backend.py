@@ -283,6 +283,7 @@ _OPS: dict[
     "mul": lambda b, n, s, w: s[0] * s[1],
     "scale": _scale,
     "softcap": _softcap,
+    "penalize": lambda b, n, s, w: ops.penalize(s[0], s[1], s[2], s[3], s[4]),
     "sample": lambda b, n, s, w: ops.sample(s[0], s[1]),
     "rows": lambda b, n, s, w: s[0][s[1]],
 }

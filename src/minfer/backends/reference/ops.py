@@ -91,6 +91,28 @@ def softcap(x: F32, cap: float) -> F32:
     return np.asarray(cap * np.tanh(x.astype(np.float64) / cap), np.float32)
 
 
+def penalize(logits: F32, penalties: F32, recent: I32, ids: I32, index: I32) -> F32:
+    """Logits less what recent tokens cost, in f32.
+
+    Args:
+        logits: [rows, n_vocab].
+        penalties: [rows, 3]: a divisor of positive logits that multiplies the others; what is
+            subtracted for each occurrence; what is subtracted once.
+        recent: [rows, n] token ids; those outside of the vocabulary stand for none.
+        ids, index: ids[index[row]] is one more recent token of a row, its newest.
+    """
+    found = logits.copy()
+    for row, (factor, frequency, presence) in enumerate(penalties):
+        window = [*recent[row], *ids[index[row] : index[row] + 1]]
+        known = [token for token in window if 0 <= token < logits.shape[1]]
+        tokens, counts = np.unique(np.asarray(known, np.int64), return_counts=True)
+        values = found[row, tokens]
+        values = np.where(values > 0, values / factor, values * factor)
+        values -= counts.astype(np.float32) * frequency
+        found[row, tokens] = values - presence
+    return found
+
+
 def sample(logits: F32, sampling: F32) -> I32:
     """A token for each row: the best at temperature 0, else drawn from the filtered rest.
 
