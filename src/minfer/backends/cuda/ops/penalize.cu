@@ -3,11 +3,12 @@
 //   v = x > 0 ? x / repeat : x * repeat;  y = v - count * frequency - presence
 //
 // Shapes:  x, y f32 [rows][n_vocab], y may be x; penalties f32 [rows][3]: repeat, frequency,
-//          presence; recent i32 [rows][WINDOW]; ids i32 [n_ids]; index i32 [rows]. A row's window is
-//          its recent tokens and ids[index[row]], the newest, which the step before may have chosen
-//          on the device. Ids outside of the vocabulary stand for none.
+//          presence; recent i32 [rows][WINDOW]; ids i32 [n_ids]; index i32 [rows]. A row's window
+//          is its recent tokens and ids[index[row]], the newest, which the step before may have
+//          chosen on the device. Ids outside of the vocabulary stand for none.
 // Who:     grid (blocks, rows): a block copies PART logits of a row, then thread i looks whether
-//          token i of the window is among them, is the first of its kind, and how often it is there.
+//          token i of the window is among them, is the first of its kind, and how often it is
+//          there.
 // Floor:   the logits twice, nothing where y is x but the window's.
 // Limits:  WINDOW 255, one less than the threads.
 // Numerics: f32, each operation rounded on its own: bit for bit what the host's path computes.
