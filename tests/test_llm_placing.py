@@ -33,6 +33,13 @@ class Small(PartialReference):
     def budget(self) -> Budget:
         return Budget(self.nbytes, "made up")
 
+    @property
+    def when(self) -> Mapping[str, str]:
+        return {}
+
+    def kernels(self, split: Split) -> Mapping[int, tuple[str, ...]]:
+        return {}
+
     def footprint(self, splits: Sequence[Split], weights: Mapping[str, Weight]) -> int:
         nodes = [split.graph.nodes[i] for split in splits for i in split.nodes]
         states = {state for n in nodes if (state := getattr(n.attrs, "state", ""))}

@@ -151,7 +151,17 @@ class Backend(Protocol):
 
 @runtime_checkable
 class Foreseeing(Protocol):
-    """A backend that can say what it would take, so that what does not fit is left to others."""
+    """A backend that can say what it would do: what does not fit is left to others.
+
+    Attributes:
+        when: for kernels among which a step's rows decide, which rows take it.
+    """
+
+    @property
+    def when(self) -> Mapping[str, str]: ...
+
+    def kernels(self, split: Split) -> Mapping[int, tuple[str, ...]]:
+        """For each node of `split` the kernels it launches, in order."""
 
     def footprint(self, splits: Sequence[Split], weights: Mapping[str, Weight]) -> int:
         """Bytes that loading and running `splits` would take beside the arena; takes nothing.

@@ -111,7 +111,7 @@ class Loading:
     gpu_layers: Annotated[
         str | None,
         _load(
-            "Layers on the GPU: a number, `auto` or `all`.",
+            "Layers on the GPU: a number, `auto` for what fits, or `all`.",
             "-ngl",
             "--gpu-layers",
             metavar="N",

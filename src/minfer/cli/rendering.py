@@ -49,4 +49,6 @@ def _summary(plan: Plan) -> str:
         n_nodes = sum(len(segment.nodes) for segment in mine)
         arena = in_bytes(plan.arena_bytes[name])
         rows.append((name, str(n_nodes), str(len(mine)), arena))
-    return table(rows)
+    if not plan.choices:
+        return table(rows)
+    return table(rows) + "\n\n" + table([("kernel", "for"), *plan.choices.items()])

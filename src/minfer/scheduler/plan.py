@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from types import MappingProxyType
 
-from minfer.backends import Backend
+from minfer.backends import Backend, Foreseeing, Split
 from minfer.graph import Graph, Node
 
 
@@ -81,9 +82,31 @@ class Plan:
         """Names of the backends that run something, in order of first use."""
         return list(dict.fromkeys(s.backend for s in self.segments))
 
+    @cached_property
+    def kernels(self) -> Mapping[int, tuple[str, ...]]:
+        """The kernels each node launches, of backends that can say."""
+        found: dict[int, tuple[str, ...]] = {}
+        for segment in self.segments:
+            backend = self.backend(segment.backend)
+            if isinstance(backend, Foreseeing):
+                split = Split(self.graph, segment.nodes, self.offsets[segment.backend])
+                found |= backend.kernels(split)
+        return found
+
+    @property
+    def choices(self) -> Mapping[str, str]:
+        """Kernels of this plan among which a step's rows decide -> which rows take it."""
+        used = {name for names in self.kernels.values() for name in names}
+        foreseeing = [d.backend for d in self.devices if isinstance(d.backend, Foreseeing)]
+        return {k: when for b in foreseeing for k, when in b.when.items() if k in used}
+
     def describe(self, node: Node) -> str:
-        """Where a node runs and why, for people."""
+        """Where a node runs, by which kernels, and why not elsewhere, for people."""
         if node.op == "input":
             return ""
-        reason = self.reasons.get(node.id)
-        return f"@{self.backend_of[node.id]}" + (f" ({reason})" if reason else "")
+        words = [f"@{self.backend_of[node.id]}"]
+        if node.id in self.kernels:
+            words.append(" + ".join(self.kernels[node.id]) or "within its readers")
+        if node.id in self.reasons:
+            words.append(f"({self.reasons[node.id]})")
+        return " ".join(words)

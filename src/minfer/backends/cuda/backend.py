@@ -15,8 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from minfer.backends.base import ALIGNMENT, Budget, Split, Weight
+from minfer.backends.cuda import foresight
 from minfer.backends.cuda.device import Device
-from minfer.backends.cuda.footprint import footprint
 from minfer.backends.cuda.kv import ELEMENT_BYTES, KVState
 from minfer.backends.cuda.launch import Launch
 from minfer.backends.cuda.ops import OPS
@@ -88,7 +88,16 @@ class CudaBackend:
 
     def footprint(self, splits: Sequence[Split], weights: Mapping[str, Weight]) -> int:
         """Bytes that loading and running `splits` would take beside the arena; takes nothing."""
-        return footprint(splits, weights, self.device.facts, self._settings)
+        return foresight.footprint(splits, weights, self.device.facts, self._settings)
+
+    def kernels(self, split: Split) -> Mapping[int, tuple[str, ...]]:
+        """For each node the kernels it launches, in order; none where its readers take it in."""
+        return foresight.kernels(split, self.device.facts, self._settings)
+
+    @property
+    def when(self) -> Mapping[str, str]:
+        """For kernels among which a step's rows decide, which rows take it."""
+        return foresight.WHEN
 
     # ---- what stays -----------------------------------------------------------------------------
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,12 +15,15 @@ from cuda_lowering import H200
 from tiny_models import TINY, expected, generate, tiny, tokens
 from tiny_models import run as run_all
 
-from minfer.backends import Backend, Split, create_backend
-from minfer.backends.cuda.footprint import footprint
+from minfer.backends import Backend, Split, Weight, create_backend
+from minfer.backends.cuda import foresight, ops
+from minfer.cli.options import Format
+from minfer.cli.rendering import render
+from minfer.dtypes import BY_NAME
 from minfer.engine import Engine, EngineConfig, SamplingParams
 from minfer.llm import file_weights, loading, make_engine
 from minfer.models import build_decoder, kv_bytes_a_cell, model_config
-from minfer.scheduler import Device, make_plan
+from minfer.scheduler import Device, Plan, make_plan
 from minfer.settings import Settings
 
 pytest_plugins = ["cuda_fixtures"]
@@ -40,7 +46,7 @@ def foretold(name: str, n_layers: int | None = None) -> tuple[int, int]:
         if segment.backend == "cuda"
     ]
     arena = max(plan.arena_bytes["cuda"] for plan in plans)
-    return arena, footprint(splits, weights, H200, Settings())
+    return arena, foresight.footprint(splits, weights, H200, Settings())
 
 
 @pytest.mark.parametrize("name", TINY)
@@ -59,6 +65,47 @@ def test_a_block_more_takes_more() -> None:
     for fewer, more in pairwise(taken):
         assert more - fewer >= block // n_layers
     assert foretold("gemma3")[1] > taken[-1]  # the embedding and the head
+
+
+class Foretold(OnPaper):
+    """Says as the GPU would which kernels run."""
+
+    when = foresight.WHEN
+
+    def footprint(self, splits: Sequence[Split], weights: Mapping[str, Weight]) -> int:
+        return foresight.footprint(splits, weights, H200, Settings())
+
+    def kernels(self, split: Split) -> Mapping[int, tuple[str, ...]]:
+        return foresight.kernels(split, H200, Settings())
+
+
+def planned(name: str, single: int, other: int, cache_type: str = "f16") -> Plan:
+    sizes = replace(SIZES, cache_type=BY_NAME[cache_type])
+    graph = build_decoder(model_config(tiny(name)), sizes.step_shape(single, other, 1))
+    return make_plan(graph, [Device(Foretold()), Device(PartialReference("cpu"))], Settings())
+
+
+def test_a_plan_names_the_kernels_and_which_rows_take_them() -> None:
+    plan = planned("qwen2-hd128", 1, 64)
+    by_op = {n.op: plan.describe(n) for n in plan.graph.nodes if n.layer == 0}
+    assert by_op["attention"] == "@cuda attention_decode + attention_prefill_sm90"
+    assert by_op["rms_norm"] == "@cuda within its readers"
+    assert "matmul_gemm_sm90" in by_op["matmul"]
+    text = render(plan, Format.txt)
+    for kernel, when in foresight.WHEN.items():
+        assert (f"{kernel} " in text.split("backend")[1]) == (kernel in plan.choices)
+        assert plan.choices.get(kernel, when) == when
+    prompts = planned("qwen2-hd128", 0, 64, "q8_0").choices
+    assert {"attention_expand", "attention_prefill_sm90"} <= set(prompts)
+    assert "attention_decode" not in prompts
+    decode = planned("qwen2-hd128", 4, 0).choices
+    assert "attention_decode" in decode
+    assert not {name for name in decode if "gemm" in name or "prefill" in name}
+
+
+def test_every_kernel_made_for_hopper_is_a_choice() -> None:
+    there = {path.stem for path in Path(ops.__file__).parent.glob("*.cu")}
+    assert {name for name in there if name.endswith("_sm90")} <= set(foresight.WHEN)
 
 
 def busy(engine: Engine, name: str) -> list[list[int]]:

@@ -1,0 +1,123 @@
+"""What splits would take of a GPU's memory, and which kernels would run, found without running any.
+
+The ops' own `load` and `lower` are asked, as when they run; what they take is only added up. What
+the driver takes, its loaded kernels among it, is not in the sum: see `backend.RESERVE_BYTES`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from minfer.backends.base import Split, Weight
+from minfer.backends.cuda.kv import KVState
+from minfer.backends.cuda.launch import Launch
+from minfer.backends.cuda.ops import OPS
+from minfer.backends.cuda.ops.base import COUNTERS_BYTES, Context, Store
+from minfer.backends.melt import melting_norms
+from minfer.graph import Node
+from minfer.settings import Settings
+
+if TYPE_CHECKING:
+    from minfer.backends.cuda.device import Facts
+
+SCRATCH_GROWTH = 3
+"""Scratch that a longer prompt outgrows stays, and the next block is at least twice as large."""
+
+WHEN: Mapping[str, str] = {
+    "matmul_vec": "one or two single rows of quantized weights, which stay as they are",
+    "matmul_batch": "single rows: weights become halves in registers",
+    "matmul_batch_sm90": "single rows on Hopper: weights become halves in shared memory",
+    "matmul_gemm": "rows of prompts",
+    "matmul_gemm_sm90": "rows of prompts on Hopper",
+    "matmul_expand": "weights as halves, for rows of prompts",
+    "attention_decode": "single rows, and all rows with an f32 cache or MINFER_NO_FA_PREFILL",
+    "attention_prefill": "rows of prompts",
+    "attention_prefill_sm90": "rows of prompts on Hopper, heads of 64, 128 and 256",
+    "attention_expand": "a q8_0 cache as halves, for rows of prompts",
+}
+"""Kernels among which rows, weights and cards decide -> which of them take it."""
+
+
+class _Ledger(Store):
+    """A store without a device, which notes what it would take and fills nothing."""
+
+    def __init__(self) -> None:
+        self._addresses = {}
+        self.nbytes = 0
+        self.scratch: dict[str, int] = {}
+
+    def resident(self, key: Hashable, nbytes: int, fill: Callable[[int], None]) -> int:
+        if key not in self:
+            self._addresses[key] = 0
+            self.nbytes += nbytes
+        return 0
+
+    def constant(self, array: NDArray[np.generic]) -> int:
+        return self.resident(("constant", array.tobytes()), array.nbytes, lambda address: None)
+
+    def take(self, nbytes: int, name: str = "work") -> int:
+        self.scratch[name] = max(nbytes, self.scratch.get(name, 0))
+        return 0
+
+
+def footprint(
+    splits: Sequence[Split], weights: Mapping[str, Weight], facts: Facts, settings: Settings
+) -> int:
+    """Bytes that loading and running `splits` takes: weights, KV states, scratch; no arena.
+
+    Args:
+        splits: of plans that are never run at the same time, over the same states.
+        weights: of all their nodes.
+    """
+    ledger = _Ledger()
+    states: dict[str, KVState] = {}
+    on_its_way = 0  # the largest matrix as the file has it, while it is packed
+    for split in splits:
+        for node in (split.graph.nodes[i] for i in split.nodes):
+            load = getattr(OPS[node.op], "load", None)
+            if load is not None:
+                load(node, weights, ledger)
+            matrices = [] if node.op == "embed" else node.weights
+            on_its_way = max([on_its_way, *(weights[name].data.nbytes for name in matrices)])
+            name = getattr(node.attrs, "state", None)
+            if name is not None:
+                states[name] = KVState(split.graph.states[name], 0)
+        for _ in _lowered(split, ledger, facts, settings):
+            pass
+    passing = max(on_its_way, SCRATCH_GROWTH * sum(ledger.scratch.values()))
+    return ledger.nbytes + sum(s.nbytes for s in states.values()) + passing + COUNTERS_BYTES
+
+
+def kernels(split: Split, facts: Facts, settings: Settings) -> dict[int, tuple[str, ...]]:
+    """The kernels each node launches, in order; none for a norm that its readers take in."""
+    return {
+        node.id: tuple(launch.kernel.name for launch in launches)
+        for node, launches in _lowered(split, _Ledger(), facts, settings)
+    }
+
+
+def _lowered(
+    split: Split, ledger: _Ledger, facts: Facts, settings: Settings
+) -> Iterator[tuple[Node, list[Launch]]]:
+    """Every node and its launches, over addresses that are all 0."""
+    norms = melting_norms(split)
+    context = Context(
+        graph=split.graph,
+        facts=facts,
+        settings=settings,
+        base=0,
+        offsets=split.offsets,
+        weights=lambda key: 0,
+        states={name: KVState(spec, 0) for name, spec in split.graph.states.items()},
+        norms=norms,
+        constant=ledger.constant,
+        scratch=ledger.take,
+        counters=lambda count: 0,
+    )
+    for index in split.nodes:
+        node = split.graph.nodes[index]
+        yield node, [] if index in norms else OPS[node.op].lower(node, context)
