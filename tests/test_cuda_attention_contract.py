@@ -13,6 +13,7 @@ from cuda_harness import error
 from test_cuda_attention import TYPES, Case, Problem, generic
 
 from minfer.backends import Split
+from minfer.backends.cuda.ops.attention_prefill import HOPPER_STAGES
 from minfer.graph import PAGE
 
 pytest_plugins = ["cuda_fixtures"]
@@ -25,17 +26,14 @@ FAR = 1 << 20
 HEAD_DIMS = (64, 80, 96, 128, 256)
 OWN = pytest.mark.parametrize("own", [True, False], ids=["own", "generic"])
 EVERY = [
-    pytest.mark.parametrize("head_dim", HEAD_DIMS),
-    pytest.mark.parametrize("kv", TYPES),
-    OWN,
+    pytest.param(head_dim, kv, own, id=f"{head_dim}-{kv}-{'own' if own else 'generic'}")
+    for head_dim in HEAD_DIMS
+    for kv in TYPES
+    for own in (True, False)
+    if own or (head_dim in HOPPER_STAGES and kv != "f32")  # else there is one kernel for all cards
 ]
-
-
-def every(test: Any) -> Any:
-    """All head sizes and caches, on this card's kernels and on those of all cards."""
-    for mark in EVERY:
-        test = mark(test)
-    return test
+every = pytest.mark.parametrize(("head_dim", "kv", "own"), EVERY)
+"""All head sizes and caches, on this card's kernels and on those of all cards."""
 
 
 def solved(gpu: Any, case: Case, own: bool) -> Problem:
