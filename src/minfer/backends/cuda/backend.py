@@ -27,6 +27,8 @@ from minfer.errors import BackendError, ClosedError, GraphError
 from minfer.graph import Graph, KVSpec, Node
 from minfer.settings import Settings
 
+SCRATCH_SPARE = 8
+"""A block of scratch is an eighth larger than asked."""
 RESERVE_BYTES = 512 << 20
 """Memory left alone by the budget: the driver's own, loaded kernels, scratch."""
 
@@ -269,7 +271,8 @@ class CudaBackend:
         # an outgrown block stays allocated: programs compiled earlier use it
         address, size = self._scratch.get(name, (0, 0))
         if nbytes > size:
-            wanted = max(nbytes, 2 * size)
+            # most of it is an expanded weight, whatever the rows: a longer prompt needs little more
+            wanted = nbytes + nbytes // SCRATCH_SPARE
             address = self.device.allocate(wanted, f"kernels' scratch ({name})")
             self._scratch[name] = (address, wanted)
         return address
