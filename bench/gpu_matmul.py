@@ -86,7 +86,7 @@ class Bench:
     """A device, weights on it, and chains of launches timed on it."""
 
     def __init__(self) -> None:
-        self.device = Device(Settings.load({}), lambda line: None)
+        self.device = Device(Settings.load(), lambda line: None)
         self.rng = np.random.default_rng(1)
         self.counts = self.device.allocate(12, "counts")
         self.scratch = (0, 0)
@@ -226,7 +226,7 @@ def measure(
 def _short(launch: Launch) -> str:
     d = dict(launch.kernel.defines)
     name = launch.kernel.name.removeprefix("matmul_")
-    keys = ("ROWS", "PARTS", "GROUPS", "WARPS", "STAGES", "TILE_N", "TILES", "COLUMNS")
+    keys = ("ROWS", "PARTS", "GROUPS", "WARPS", "STAGES", "TILE_N", "TILES", "COLUMNS", "RANKS")
     return name + "".join(f"/{k[0].lower()}{d[k]}" for k in keys if k in d)
 
 

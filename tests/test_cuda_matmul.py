@@ -29,15 +29,17 @@ TOLERANCE = 1.5e-3
 
 
 SINGLE_ROWS = (1, 3, 8, 9, 17, 64, 100)
+GENERIC_TYPES = ("q4_K", "q6_K", "q8_0", "q5_0", "iq4_nl", "f16")
+"""Types that are swept over with the kernels of cards before Hopper, too: each kind of layout."""
 
 
 class Bench:
-    """A device, weights on it, and products run on it."""
+    """A device, weights on it, and products run on it; `generic` as `Facts` has it."""
 
-    def __init__(self) -> None:
+    def __init__(self, generic: bool) -> None:
         from minfer.backends.cuda.device import Device
 
-        self.device = Device(Settings.load({}), lambda line: None)
+        self.device = Device(Settings(cuda_generic=generic), lambda line: None)
         self.store = Store(self.device)
         self.names = 0
         self.rng = np.random.default_rng(7)
@@ -60,12 +62,12 @@ class Bench:
             counters=lambda count: self.zeros,
         )
 
-        self.prepare()
+        self.prepare(generic)
 
-    def prepare(self) -> None:
+    def prepare(self, generic: bool) -> None:
         """Compile what the sweeps over types need, in parallel."""
         launches: list[Launch] = []
-        for dtype in WEIGHT_TYPES:
+        for dtype in [t for t in WEIGHT_TYPES if not generic or t.name in GENERIC_TYPES]:
             for n_cols in widths(dtype):
                 group = Group(("w",), (WeightSpec(dtype, (n_cols, 88)),))
                 launches += matmul_pack.pack(group, 0, 0, 0)
@@ -75,6 +77,11 @@ class Bench:
                 product = Product(group, 0, Normed(0), 0, 100, 3)
                 launches += matmul.project(product, self.context)
         self.device.prepare(launch.kernel for launch in launches)
+
+    def skip_unless_swept(self, dtype: DType) -> None:
+        """Skip a type that is only swept over with a card's own kernels."""
+        if self.device.facts.generic and dtype.name not in GENERIC_TYPES:
+            pytest.skip("its layout is that of another type")
 
     def group(
         self, dtypes: list[DType], n_cols: int, n_rows: list[int], paired: bool = False
@@ -142,10 +149,11 @@ class Bench:
         return x
 
 
-@pytest.fixture(scope="module")
-def bench() -> Iterator[Bench]:
+@pytest.fixture(scope="module", params=[False, True], ids=["own", "generic"])
+def bench(request: pytest.FixtureRequest) -> Iterator[Bench]:
+    """On Hopper, both its own kernels and those of the cards before it."""
     try:
-        made = Bench()
+        made = Bench(request.param)
     except BackendError as error:
         pytest.skip(str(error))
     yield made
@@ -164,25 +172,26 @@ def widths(dtype: DType) -> tuple[int, ...]:
 
 @pytest.mark.parametrize("dtype", WEIGHT_TYPES, ids=str)
 def test_single_rows(bench: Bench, dtype: DType) -> None:
+    bench.skip_unless_swept(dtype)
     for n_cols in widths(dtype):
         group, (w,) = bench.group([dtype], n_cols, [88])
         x = bench.activations(100, n_cols)
-        alone = {
-            n: [bench.run(group, np.repeat(x[i : i + 1], n, 0), n)[0] for i in (0, 5, 99)]
-            for n in (1, choose.MAX_VEC_ROWS + 1)
-        }
+        alone: dict[str, list[Any]] = {}  # by kernel: rows 0, 5 and 99 among copies of themselves
+        for n in (1, 3, 17):
+            runs = [bench.run(group, np.repeat(x[i : i + 1], n, 0), n)[0] for i in (0, 5, 99)]
+            alone.setdefault(choose.single_rows_kernel(group, n, bench.device.facts), runs)
         for rows in SINGLE_ROWS:
             found = bench.run(group, x[:rows], rows)
             assert error(found, x[:rows] @ w.T) < TOLERANCE, (n_cols, rows)
-            for i, row in enumerate((0, 5, 99)):
+            same = alone[choose.single_rows_kernel(group, rows, bench.device.facts)]
+            for row, expected in zip((0, 5, 99), same, strict=True):
                 if row < rows:
-                    few = choose.takes_vec(group, rows, bench.device.facts)
-                    path = 1 if few else choose.MAX_VEC_ROWS + 1
-                    assert np.array_equal(found[row], alone[path][i]), (n_cols, rows, row)
+                    assert np.array_equal(found[row], expected), (n_cols, rows, row)
 
 
 @pytest.mark.parametrize("dtype", WEIGHT_TYPES, ids=str)
 def test_many_rows(bench: Bench, dtype: DType) -> None:
+    bench.skip_unless_swept(dtype)
     for n_cols in widths(dtype):
         group, (w,) = bench.group([dtype], n_cols, [328])
         for rows, single in ((17, 0), (100, 3), (513, 0)):
@@ -193,17 +202,17 @@ def test_many_rows(bench: Bench, dtype: DType) -> None:
 
 @pytest.mark.parametrize("name", ["q4_K", "q5_0"])
 def test_many_outputs(bench: Bench, name: str) -> None:
-    """Long chains (`choose.order`), an odd number of them, more tiles than are kept at a time."""
+    """More tiles than are kept at a time, and than one wave of blocks takes."""
     n_cols = 1280
     group, (w,) = bench.group([BY_NAME[name]], n_cols, [16400])
-    assert choose.order(group).part == 2 and choose.order(group).n_parts == 3
-    x = bench.activations(20, n_cols)
+    x = bench.activations(40, n_cols)
     expected = x @ w.T
-    alone = bench.run(group, x[:5], 5)
-    for rows in (1, 5, 20):
+    before: dict[str, Any] = {}
+    for rows in (1, 5, 12, 20, 40):
         found = bench.run(group, x[:rows], rows)
         assert error(found, expected[:rows]) < TOLERANCE
-        assert rows == 1 or np.array_equal(found[0], alone[0])
+        kernel = choose.single_rows_kernel(group, rows, bench.device.facts)
+        assert np.array_equal(found[0], before.setdefault(kernel, found[0]))
 
 
 def test_padded_rows_are_left_alone(bench: Bench) -> None:

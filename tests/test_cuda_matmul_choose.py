@@ -44,21 +44,24 @@ def test_geometries_fit_and_cover(facts: Facts, dtype: DType, shape: tuple[int, 
     if n_cols % dtype.block_items:
         pytest.skip("rows of this width cannot have this type")
     made = group(dtype, n_cols, n_rows)
-    rule = choose.order(made)
+    columns: dict[int, int] = {}
     for rows in (1, 2, 5, 8, 9, 33, 64, 100):
-        if choose.takes_vec(made, rows, facts):
+        kernel = choose.single_rows_kernel(made, rows, facts)
+        if kernel == "matmul_vec":
             few = choose.vec(made, rows, facts)
             assert few.rows <= rows <= choose.MAX_VEC_ROWS and few.shared <= facts.shared_limit
             assert 0 < few.grid <= min(facts.n_sms, made.n_tiles) and few.warps < 32
             continue
+        if kernel == "matmul_batch_sm90":
+            check_hopper_batch(choose.hopper_batch(made, facts), made, facts)
+            continue
         batch = choose.batch(made, rows, facts)
         assert batch.shared <= facts.shared_limit
-        assert batch.grid[0] * batch.warps * batch.tiles >= made.n_tiles
-        assert batch.grid[1] * batch.parts_a_block >= rule.n_parts
-        # a block that adds a whole row itself holds one section only
-        assert batch.split or (rule.n_sections == 1 and batch.grid[1] == 1)
-        if batch.split == 2:
-            assert batch.parts_a_block == rule.section
+        assert batch.grid // batch.ranks * batch.warps * batch.tiles >= made.n_tiles
+        assert batch.grid % batch.ranks == 0 and batch.ranks <= -(-n_cols // choose.PIECE)
+        assert batch.cluster == (facts.hopper and batch.ranks > 1)
+        columns.setdefault(batch.ranks, rows)
+    assert len(columns) <= 1  # the order of a row's sum knows nothing of other rows
     for rows in (9, 512, 2048):
         many = choose.gemm(made, rows, facts)
         assert many.shared <= facts.shared_limit and many.padded >= rows
@@ -66,11 +69,15 @@ def test_geometries_fit_and_cover(facts: Facts, dtype: DType, shape: tuple[int, 
         assert many.hopper == (facts.capability == (9, 0))
 
 
-def test_the_order_of_sums_knows_no_device_and_no_rows() -> None:
-    """It is numerics: the same for a group wherever and with whatever it runs."""
-    assert choose.order(group(BY_NAME["q4_K"], 3584, 4608)) == choose.Order(1, 16, 14)
-    assert choose.order(group(BY_NAME["q4_K"], 18944, 3584)).n_sections == 8
-    assert choose.order(group(BY_NAME["q4_K"], 3584, 18944, paired=True)).part == 2
+def check_hopper_batch(batch: choose.HopperBatch, made: Group, facts: Facts) -> None:
+    """Everything is covered, warps have equal shares, a cluster's blocks all work and fit."""
+    assert batch.shared + 1024 <= facts.shared_limit
+    assert 2 * batch.tiles % batch.warps == 0 and batch.warps <= choose.MAX_EXPANDERS
+    assert batch.grid % batch.ranks == 0
+    if batch.ranks > 1:
+        assert batch.grid // batch.ranks * batch.tiles >= made.n_tiles
+        assert batch.ranks <= -(-made.n_cols // choose.PIECE)
+    assert batch.x_kb * 1024 >= 2 * choose.MAX_BATCH_ROWS * 256
 
 
 def test_segments_follow_each_other() -> None:

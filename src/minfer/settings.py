@@ -78,6 +78,9 @@ class Settings:
     no_fa_prefill: bool = _row(
         _boolean, False, "Use the plain attention kernel for prefill on CUDA."
     )
+    cuda_generic: bool = _row(
+        _boolean, False, "Use the CUDA kernels of cards before Hopper on every card."
+    )
     no_fuse_qkv: bool = _row(_boolean, False, "Keep Q, K and V projections as separate nodes.")
     no_fuse_ffn: bool = _row(_boolean, False, "Keep gate and up projections as separate nodes.")
     no_prefix_cache: bool = _row(_boolean, False, "Never reuse KV pages between requests.")

@@ -26,6 +26,9 @@ ROOT = Path(__file__).parent
 
 Defines = Mapping[str, int | float | str]
 
+GENERIC_ARCH = "90 generic"
+"""Hopper, used as cards before it are: what those lack is compiled out."""
+
 _INCLUDE = re.compile(r'^\s*#\s*include\s+(?:"(?P<own>[^"]+)"|<(?P<system>[^>]+)>)', re.M)
 _IN_PROCESS = 2  # so few compiles are done before a worker process would have started
 
@@ -77,7 +80,9 @@ class Unit:
 
     def options(self, arch: str) -> tuple[str, ...]:
         """NVRTC's options for an architecture such as `90a`."""
-        macros = (f"--define-macro={name}={value}" for name, value in self.defines)
+        macros = [f"--define-macro={name}={value}" for name, value in self.defines]
+        if arch == GENERIC_ARCH:
+            arch, macros = arch.split()[0], [*macros, "--define-macro=GENERIC"]
         return (f"--gpu-architecture=sm_{arch}", "--std=c++17", "-lineinfo", *macros)
 
     def __str__(self) -> str:

@@ -11,7 +11,7 @@ import bisect
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from minfer.backends.cuda import driver, nvrtc
-from minfer.backends.cuda.compile import CubinCache, Unit
+from minfer.backends.cuda.compile import GENERIC_ARCH, CubinCache, Unit
 from minfer.backends.cuda.launch import Kernel, Launch, check_geometry, convert_args
 from minfer.backends.cuda.staging import Bytes, Pinned, Staging
 from minfer.errors import BackendError, OutOfMemoryError
@@ -53,6 +53,8 @@ class Facts:
         shared_limit: shared memory one block may take, bytes.
         l2_bytes: second-level cache.
         total_bytes: memory of the card.
+        generic: whether it is used as cards before Hopper are: no warpgroup products, no bulk
+            copies, no programmatic launches.
     """
 
     name: str
@@ -61,11 +63,22 @@ class Facts:
     shared_limit: int
     l2_bytes: int
     total_bytes: int
+    generic: bool = False
 
     @property
     def arch(self) -> str:
         """The architecture kernels are compiled for."""
-        return arch_name(self.capability)
+        return GENERIC_ARCH if self.generic else arch_name(self.capability)
+
+    @property
+    def hopper(self) -> bool:
+        """Whether kernels of Hopper's own instructions run."""
+        return self.capability == (9, 0) and not self.generic
+
+    @property
+    def programmatic(self) -> bool:
+        """Whether a kernel may start before its predecessor ends."""
+        return self.capability >= (9, 0) and not self.generic
 
 
 class Faults:
@@ -109,7 +122,7 @@ class Device:
         self._say = say
         self._device = self._core.Device(0)
         self._bind()
-        self.facts = _facts(self._cuda)
+        self.facts = replace(_facts(self._cuda), generic=settings.cuda_generic)
         if self.facts.capability < (8, 0):
             raise BackendError(
                 f"{self.facts.name} has compute capability {self.facts.capability[0]}."
@@ -186,7 +199,7 @@ class Device:
         config = self._core.LaunchConfig(
             **options,
             shmem_size=launch.shared,
-            programmatic_stream_serialization=launch.overlap and self.facts.capability >= (9, 0),
+            programmatic_stream_serialization=launch.overlap and self.facts.programmatic,
         )
         return (config, loaded, convert_args(launch))
 

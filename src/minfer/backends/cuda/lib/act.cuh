@@ -12,11 +12,12 @@ DEVICE f16x2 pack_act(float a, float b) {
     return pack_f16(a * scale, b * scale);
 }
 
-DEVICE float silu(float x) { return x / (1.0f + __expf(-x)); }
+// Quotients are rounded to 2 units in the last place: exact ones took a fifth of a product's time.
+DEVICE float silu(float x) { return __fdividef(x, 1.0f + __expf(-x)); }
 
 DEVICE float gelu(float x) {  // the tanh approximation
     float u = 0.7978845608028654f * (x + 0.044715f * x * x * x);
-    return x / (1.0f + __expf(-2.0f * u));
+    return __fdividef(x, 1.0f + __expf(-2.0f * u));
 }
 
 // ---- activations and expanded weights for the many-rows kernels ---------------------------------
@@ -24,8 +25,9 @@ DEVICE float gelu(float x) {  // the tanh approximation
 // of 8 values; the vector of rank v lies at v ^ (row & 7), the 128-byte swizzle of the tensor
 // cores, so any 8-aligned range of rows of a chunk is one contiguous copy. Of each 128 values of K,
 // lane t of four has values 32t..32t+31 as vectors q of 8; chunk number q / 2 has vector q of lane
-// t at rank (q & 1) * 4 + t.
+// t at rank 2t + (q & 1), so that the lanes of two neighbouring rows meet in no bank of shared
+// memory.
 DEVICE u64 chunked_offset(int row, int n_rows, int strip, int q, int t) {  // bytes
     u64 chunk = (u64)(strip * 2 + q / 2) * n_rows + row;
-    return chunk * 128 + ((((q & 1) * 4 + t) ^ (row & 7)) * 16);
+    return chunk * 128 + ((2 * t + (q & 1)) ^ (row & 7)) * 16;
 }

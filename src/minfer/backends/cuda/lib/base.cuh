@@ -6,6 +6,15 @@
 #define KERNEL extern "C" __global__ void
 #define DEVICE __device__ __forceinline__
 
+// What cards before Hopper lack. GENERIC leaves it out on any card.
+#if __CUDA_ARCH__ >= 900 && !defined(GENERIC)
+#define BULK_COPIES 1
+#define PROGRAMMATIC 1
+#else
+#define BULK_COPIES 0
+#define PROGRAMMATIC 0
+#endif
+
 typedef signed char i8;
 typedef unsigned char u8;
 typedef unsigned short u16;
@@ -28,13 +37,13 @@ constexpr int WARP = 32;
 // cover the kernel before. Both do nothing on cards before sm_90.
 
 DEVICE void pdl_launch() {
-#if __CUDA_ARCH__ >= 900
+#if PROGRAMMATIC
     asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
 #endif
 }
 
 DEVICE void pdl_wait() {
-#if __CUDA_ARCH__ >= 900
+#if PROGRAMMATIC
     asm volatile("griddepcontrol.wait;" ::: "memory");
 #endif
 }

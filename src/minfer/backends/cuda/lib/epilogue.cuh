@@ -10,33 +10,20 @@ DEVICE float gated(int kind, float gate, float up) {
     return (kind == GATED_SILU ? silu(gate) : gelu(gate)) * up;
 }
 
+// Of columns n, n + 1, and of n + 8, n + 9.
+struct Four {
+    float2 a, b;
+};
+struct Added {
+    Four bias, residual;
+};
+
 struct Output {
     const float* factor;    // [packed rows]
     const float* bias;      // [stride], or null
     const float* residual;  // [m][stride], or null
     float* out;             // [m][stride]
     int stride;
-
-    // Sums of columns n, n + 1 (n even) of row m.
-    DEVICE void plain(int m, int n, float a, float b) const {
-        if (n >= stride) return;
-        float2 f = *(const float2*)(factor + n);
-        if (stride & 1) {  // pairs are not aligned
-            one(m, n, a * f.x);
-            one(m, n + 1, b * f.y);
-            return;
-        }
-        float2 y = {a * f.x, b * f.y};
-        if (bias) {
-            float2 e = *(const float2*)(bias + n);
-            y.x += e.x, y.y += e.y;
-        }
-        if (residual) {
-            float2 e = *(const float2*)(residual + (u64)m * stride + n);
-            y.x += e.x, y.y += e.y;
-        }
-        *(float2*)(out + (u64)m * stride + n) = y;
-    }
 
     // Sums of column n, n % 16 < 8, and of column n + 8: two outputs, or a gate and its up.
     DEVICE void finish(int kind, int m, int n, float a, float b) const {
@@ -59,13 +46,76 @@ struct Output {
         out[(u64)m * stride + n] = y;
     }
 
-    // Sums of gate columns n, n + 1 (n even, n % 16 < 8) and of their ups.
+    // Factors of columns n, n + 1 (n even, n % 16 < 8), n + 8, n + 9; apart from `write`, as is
+    // `added`, so that those of many columns can be on their way together.
     template <int KIND>
-    DEVICE void pair(int m, int n, float g0, float g1, float u0, float u1) const {
-        int to = n / 16 * 8 + n % 8;
-        if (to >= stride) return;
-        float2 fg = *(const float2*)(factor + n), fu = *(const float2*)(factor + n + 8);
-        float2 y = {gated(KIND, g0 * fg.x, u0 * fu.x), gated(KIND, g1 * fg.y, u1 * fu.y)};
-        *(float2*)(out + (u64)m * stride + to) = y;
+    DEVICE Four factors(int n) const {
+        if ((KIND == PLAIN_OUT ? n : n / 16 * 8 + n % 8) >= stride) return {};
+        return {*(const float2*)(factor + n), *(const float2*)(factor + n + 8)};
     }
+
+    // What is added to the outputs of these columns in row m, if pairs of them are aligned.
+    DEVICE Added added(int m, int n) const {
+        if (stride & 1) return {};
+        return {pairs(bias, n), pairs(residual ? residual + (u64)m * stride : nullptr, n)};
+    }
+
+    DEVICE Four pairs(const float* from, int n) const {
+        Four v = {};
+        if (from && n < stride) v.a = *(const float2*)(from + n);
+        if (from && n + 8 < stride) v.b = *(const float2*)(from + n + 8);
+        return v;
+    }
+
+    // Sums y of these columns.
+    template <int KIND>
+    DEVICE void write(int m, int n, Four y, Four factor, Added added) const {
+        y.a.x *= factor.a.x, y.a.y *= factor.a.y, y.b.x *= factor.b.x, y.b.y *= factor.b.y;
+        float* to = out + (u64)m * stride;
+        if constexpr (KIND == PLAIN_OUT) {
+            if (stride & 1) {
+                one(m, n, y.a.x), one(m, n + 1, y.a.y);
+                one(m, n + 8, y.b.x), one(m, n + 9, y.b.y);
+                return;
+            }
+            const auto& [bias, residual] = added;  // in this order, as single ops would
+            if (n < stride) *(float2*)(to + n) = sum(sum(y.a, bias.a), residual.a);
+            if (n + 8 < stride) *(float2*)(to + n + 8) = sum(sum(y.b, bias.b), residual.b);
+        } else {
+            int at = n / 16 * 8 + n % 8;
+            if (at < stride)
+                *(float2*)(to + at) = {gated(KIND, y.a.x, y.b.x), gated(KIND, y.a.y, y.b.y)};
+        }
+    }
+
+    DEVICE static float2 sum(float2 a, float2 b) { return {a.x + b.x, a.y + b.y}; }
 };
+
+// Writes a thread's sums of rows m and m + 8, as tensor cores leave them: d[4j], d[4j+1] are row m,
+// columns n + 8j, n + 8j + 1, and d[4j+2], d[4j+3] the same of row m + 8.
+template <int KIND, int AT_ONCE = 4, int N>
+DEVICE void write_sums(const Output& y, const float (&d)[N], int m, int n, int rows) {
+#pragma unroll
+    for (int first = 0; first < N / 8; first += AT_ONCE) {
+        Four factors[AT_ONCE];
+#pragma unroll
+        for (int i = 0; i < AT_ONCE; i++)
+            if (first + i < N / 8) factors[i] = y.factors<KIND>(n + (first + i) * 16);
+#pragma unroll
+        for (int r = 0; r < 2; r++) {
+            if (m + r * 8 >= rows) continue;
+            Added added[AT_ONCE] = {};
+#pragma unroll
+            for (int i = 0; i < AT_ONCE; i++)
+                if (KIND == PLAIN_OUT && first + i < N / 8)
+                    added[i] = y.added(m + r * 8, n + (first + i) * 16);
+#pragma unroll
+            for (int i = 0; i < AT_ONCE; i++) {
+                if (first + i >= N / 8) continue;
+                const float* a = d + (first + i) * 8 + r * 2;
+                y.write<KIND>(m + r * 8, n + (first + i) * 16, {{a[0], a[1]}, {a[4], a[5]}},
+                              factors[i], added[i]);
+            }
+        }
+    }
+}

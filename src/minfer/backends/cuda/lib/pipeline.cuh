@@ -6,6 +6,10 @@
 
 DEVICE u32 shared_address(const void* p) { return (u32)__cvta_generic_to_shared(p); }
 
+// The first place in shared memory from `p` on that is 1024-byte aligned, as operands of warpgroup
+// products are. Cast to a number and back, a pointer would no longer be known to be a shared one.
+DEVICE u8* align_shared(u8* p) { return p + (-shared_address(p) & 1023); }
+
 // A vector of shared memory; keeps its place among products, so that few are in registers at a
 // time.
 DEVICE uint4 load_shared16(u32 address) {
@@ -14,6 +18,29 @@ DEVICE uint4 load_shared16(u32 address) {
                  : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
                  : "r"(address));
     return v;
+}
+
+// Two floats of shared memory, of any block of a cluster where there are N_RANKS > 1.
+template <int N_RANKS>
+DEVICE float2 load_sums(u32 address) {
+    float2 v;
+    if constexpr (N_RANKS > 1)
+        asm volatile("ld.shared::cluster.v2.f32 {%0, %1}, [%2];"
+                     : "=f"(v.x), "=f"(v.y)
+                     : "r"(address)
+                     : "memory");
+    else
+        asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];"
+                     : "=f"(v.x), "=f"(v.y)
+                     : "r"(address)
+                     : "memory");
+    return v;
+}
+
+DEVICE void store_shared16(u32 address, const u32 (&v)[4]) {
+    asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(v[0]), "r"(v[1]),
+                 "r"(v[2]), "r"(v[3])
+                 : "memory");
 }
 
 // ---- mbarriers ----------------------------------------------------------------------------------
@@ -33,7 +60,7 @@ DEVICE void barrier_arrive(u64* barrier) {
 DEVICE void barrier_wait(u64* barrier, u32 parity) {
     u32 done;
     do {
-#if __CUDA_ARCH__ >= 900
+#if BULK_COPIES
         asm volatile(
             "{ .reg .pred p; mbarrier.try_wait.parity.shared.b64 p, [%1], %2; "
             "selp.u32 %0, 1, 0, p; }"
@@ -51,7 +78,7 @@ DEVICE void barrier_wait(u64* barrier, u32 parity) {
     } while (!done);
 }
 
-#if __CUDA_ARCH__ >= 900
+#if BULK_COPIES
 // Makes freshly initialised barriers visible to the copy engine; before the block's first barrier.
 DEVICE void barrier_init_fence() {
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
@@ -117,6 +144,22 @@ DEVICE void cluster_sync() {
             : "memory");
 }
 
+// As `cluster_sync`, where nothing was written for others to read.
+DEVICE void cluster_leave() {
+    asm volatile(
+        "barrier.cluster.arrive.relaxed.aligned; barrier.cluster.wait.aligned;" ::: "memory");
+}
+
+// The place in block `rank` of the cluster that has this shared address in each.
+DEVICE u32 cluster_address(u32 shared, u32 rank) {
+    u32 address;
+    asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(address) : "r"(shared), "r"(rank));
+    return address;
+}
+// Makes what is known to be written to shared memory visible to copies and warpgroup products that
+// this thread issues.
+DEVICE void publish_shared() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+
 // As `bulk_copy`, for bytes that are read once: they leave the L2 cache first.
 DEVICE void bulk_copy_once(void* to, const void* from, u32 bytes, u64* barrier) {
     u64 policy;
@@ -145,7 +188,7 @@ DEVICE void copy_wait() {  // until at most PENDING of this thread's groups are 
 }
 
 // Copies into a slot that many warps read, by one warp; `barrier` expects COPY_ARRIVALS.
-#if __CUDA_ARCH__ >= 900
+#if BULK_COPIES
 constexpr int COPY_ARRIVALS = 1;
 DEVICE void warp_copy(u8* to, const u8* from, u32 bytes, u64* barrier, int lane) {
     if (lane == 0) {
@@ -161,6 +204,22 @@ DEVICE void warp_copy(u8* to, const u8* from, u32 bytes, u64* barrier, int lane)
                  : "memory");
 }
 #endif
+
+// ---- slots that several warps fill together -----------------------------------------------------
+// `full` counts their arrivals; `empty` that of who reads. As each of the warps sees it:
+template <int COUNT>
+struct Slots {
+    u64 *full, *empty;
+    int at;  // the slot to fill next
+    u32 parity;  // starts at 1: the slots are empty
+
+    DEVICE void wait_empty() const { barrier_wait(empty + at, parity); }
+    DEVICE void filled(int lane) {
+        __syncwarp();
+        if (lane == 0) barrier_arrive(full + at);
+        if (++at == COUNT) at = 0, parity ^= 1;
+    }
+};
 
 // ---- a ring of slots that one warp fills and empties --------------------------------------------
 // Call `issue` once for each slot, then in turn `wait`, read, `__syncwarp`, `issue` for slot `at`,
@@ -181,7 +240,7 @@ struct WarpRing {
     template <int N>
     DEVICE void issue(int slot, const u8* const (&from)[N], const u32 (&bytes)[N], int pitch) {
         u8* to = slots + slot * SLOT_BYTES;
-#if __CUDA_ARCH__ >= 900
+#if BULK_COPIES
         u32 all = 0;
 #pragma unroll
         for (int i = 0; i < N; i++) all += bytes[i];
@@ -201,7 +260,7 @@ struct WarpRing {
     }
 
     DEVICE const u8* wait() {
-#if __CUDA_ARCH__ >= 900
+#if BULK_COPIES
         barrier_wait(barriers + at, parity);
 #else
         copy_wait<SLOTS - 1>();

@@ -13,6 +13,9 @@ DEVICE u64 operand(u32 shared) {
     return (u64)((shared & 0x3ffff) >> 4) | (u64)1 << 16 | (u64)64 << 32 | (u64)1 << 62;
 }
 
+// The operand `bytes` further on, a multiple of 16.
+DEVICE u64 operand_at(u64 operand, u32 bytes) { return operand + bytes / 16; }
+
 DEVICE void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 DEVICE void wgmma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
 template <int PENDING>
@@ -41,129 +44,70 @@ DEVICE void set_registers_down() {
 template <int N>
 struct Wgmma;
 
+// Of the m64nNk16 product: registers %0.. of eight columns of a thread's sums at a time.
 #define OUT8(i)                                                                                  \
     "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3]), "+f"(d[i + 4]), "+f"(d[i + 5]),    \
         "+f"(d[i + 6]), "+f"(d[i + 7])
-
-template <>
-struct Wgmma<256> {
-    DEVICE static void run(float (&d)[128], u64 a, u64 b, int keep) {
-        asm volatile(
-        "{ .reg .pred p; setp.ne.b32 p, %130, 0; "
-        "wgmma.mma_async.sync.aligned.m64n256k16.f32.f16.f16 "
-        "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
-        "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
-        "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "
-        "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63, "
-        "%64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, "
-        "%80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95, "
-        "%96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, "
-        "%111, %112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, "
-        "%125, %126, %127}, "
-        "%128, %129, p, 1, 1, 0, 0; }"
-        : OUT8(0),
-          OUT8(8),
-          OUT8(16),
-          OUT8(24),
-          OUT8(32),
-          OUT8(40),
-          OUT8(48),
-          OUT8(56),
-          OUT8(64),
-          OUT8(72),
-          OUT8(80),
-          OUT8(88),
-          OUT8(96),
-          OUT8(104),
-          OUT8(112),
-          OUT8(120)
-        : "l"(a), "l"(b), "r"(keep));
-    }
-};
-
-template <>
-struct Wgmma<224> {
-    DEVICE static void run(float (&d)[112], u64 a, u64 b, int keep) {
-        asm volatile(
-        "{ .reg .pred p; setp.ne.b32 p, %114, 0; "
-        "wgmma.mma_async.sync.aligned.m64n224k16.f32.f16.f16 "
-        "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
-        "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
-        "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "
-        "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63, "
-        "%64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, "
-        "%80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95, "
-        "%96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, "
-        "%111}, "
-        "%112, %113, p, 1, 1, 0, 0; }"
-        : OUT8(0),
-          OUT8(8),
-          OUT8(16),
-          OUT8(24),
-          OUT8(32),
-          OUT8(40),
-          OUT8(48),
-          OUT8(56),
-          OUT8(64),
-          OUT8(72),
-          OUT8(80),
-          OUT8(88),
-          OUT8(96),
-          OUT8(104)
-        : "l"(a), "l"(b), "r"(keep));
-    }
-};
-
-template <>
-struct Wgmma<192> {
-    DEVICE static void run(float (&d)[96], u64 a, u64 b, int keep) {
-        asm volatile(
-        "{ .reg .pred p; setp.ne.b32 p, %98, 0; "
-        "wgmma.mma_async.sync.aligned.m64n192k16.f32.f16.f16 "
-        "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
-        "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
-        "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "
-        "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63, "
-        "%64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, "
-        "%80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95}, "
-        "%96, %97, p, 1, 1, 0, 0; }"
-        : OUT8(0),
-          OUT8(8),
-          OUT8(16),
-          OUT8(24),
-          OUT8(32),
-          OUT8(40),
-          OUT8(48),
-          OUT8(56),
-          OUT8(64),
-          OUT8(72),
-          OUT8(80),
-          OUT8(88)
-        : "l"(a), "l"(b), "r"(keep));
-    }
-};
-
-template <>
-struct Wgmma<128> {
-    DEVICE static void run(float (&d)[64], u64 a, u64 b, int keep) {
-        asm volatile(
-        "{ .reg .pred p; setp.ne.b32 p, %66, 0; "
-        "wgmma.mma_async.sync.aligned.m64n128k16.f32.f16.f16 "
-        "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
-        "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
-        "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "
-        "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63}, "
-        "%64, %65, p, 1, 1, 0, 0; }"
-        : OUT8(0),
-          OUT8(8),
-          OUT8(16),
-          OUT8(24),
-          OUT8(32),
-          OUT8(40),
-          OUT8(48),
-          OUT8(56)
-        : "l"(a), "l"(b), "r"(keep));
-    }
-};
+#define LIST16 "%0, %1, %2, %3, %4, %5, %6, %7"
+#define LIST32 LIST16 ", %8, %9, %10, %11, %12, %13, %14, %15"
+#define LIST48 LIST32 ", %16, %17, %18, %19, %20, %21, %22, %23"
+#define LIST64 LIST48 ", %24, %25, %26, %27, %28, %29, %30, %31"
+#define LIST80 LIST64 ", %32, %33, %34, %35, %36, %37, %38, %39"
+#define LIST96 LIST80 ", %40, %41, %42, %43, %44, %45, %46, %47"
+#define LIST112 LIST96 ", %48, %49, %50, %51, %52, %53, %54, %55"
+#define LIST128 LIST112 ", %56, %57, %58, %59, %60, %61, %62, %63"
+#define LIST144 LIST128 ", %64, %65, %66, %67, %68, %69, %70, %71"
+#define LIST160 LIST144 ", %72, %73, %74, %75, %76, %77, %78, %79"
+#define LIST176 LIST160 ", %80, %81, %82, %83, %84, %85, %86, %87"
+#define LIST192 LIST176 ", %88, %89, %90, %91, %92, %93, %94, %95"
+#define LIST208 LIST192 ", %96, %97, %98, %99, %100, %101, %102, %103"
+#define LIST224 LIST208 ", %104, %105, %106, %107, %108, %109, %110, %111"
+#define LIST240 LIST224 ", %112, %113, %114, %115, %116, %117, %118, %119"
+#define LIST256 LIST240 ", %120, %121, %122, %123, %124, %125, %126, %127"
+#define OUTS16 OUT8(0)
+#define OUTS32 OUTS16, OUT8(8)
+#define OUTS48 OUTS32, OUT8(16)
+#define OUTS64 OUTS48, OUT8(24)
+#define OUTS80 OUTS64, OUT8(32)
+#define OUTS96 OUTS80, OUT8(40)
+#define OUTS112 OUTS96, OUT8(48)
+#define OUTS128 OUTS112, OUT8(56)
+#define OUTS144 OUTS128, OUT8(64)
+#define OUTS160 OUTS144, OUT8(72)
+#define OUTS176 OUTS160, OUT8(80)
+#define OUTS192 OUTS176, OUT8(88)
+#define OUTS208 OUTS192, OUT8(96)
+#define OUTS224 OUTS208, OUT8(104)
+#define OUTS240 OUTS224, OUT8(112)
+#define OUTS256 OUTS240, OUT8(120)
+// N, and the numbers of the operands after the sums.
+#define WGMMA(N, A, B, KEEP)                                                              \
+    template <>                                                                           \
+    struct Wgmma<N> {                                                                     \
+        DEVICE static void run(float (&d)[N / 2], u64 a, u64 b, int keep) {               \
+            asm volatile("{ .reg .pred p; setp.ne.b32 p, %" #KEEP ", 0; "                 \
+                         "wgmma.mma_async.sync.aligned.m64n" #N "k16.f32.f16.f16 {" LIST##N \
+                         "}, %" #A ", %" #B ", p, 1, 1, 0, 0; }"                          \
+                         : OUTS##N                                                        \
+                         : "l"(a), "l"(b), "r"(keep));                                    \
+        }                                                                                 \
+    };
+WGMMA(16, 8, 9, 10)
+WGMMA(32, 16, 17, 18)
+WGMMA(48, 24, 25, 26)
+WGMMA(64, 32, 33, 34)
+WGMMA(80, 40, 41, 42)
+WGMMA(96, 48, 49, 50)
+WGMMA(112, 56, 57, 58)
+WGMMA(128, 64, 65, 66)
+WGMMA(144, 72, 73, 74)
+WGMMA(160, 80, 81, 82)
+WGMMA(176, 88, 89, 90)
+WGMMA(192, 96, 97, 98)
+WGMMA(208, 104, 105, 106)
+WGMMA(224, 112, 113, 114)
+WGMMA(240, 120, 121, 122)
+WGMMA(256, 128, 129, 130)
+#undef WGMMA
 #undef OUT8
 #endif

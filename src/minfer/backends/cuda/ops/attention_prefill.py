@@ -27,7 +27,7 @@ EXPAND_THREADS = 256
 
 def on_hopper(facts: Facts, head_dim: int) -> bool:
     """Whether Hopper's own kernel takes the rows."""
-    return facts.capability == (9, 0) and head_dim in HOPPER_STAGES
+    return facts.hopper and head_dim in HOPPER_STAGES
 
 
 def launches(node: Node, ctx: Context, first: int, end: int) -> list[Launch]:
@@ -102,7 +102,7 @@ def kernels(head_dims: Iterable[int], facts: Facts) -> Sequence[Kernel]:
     sizes = tuple(head_dims)
     found = [_kernel(d, 7, cap) for d in sizes for cap in (0, 50)]
     found += [_expand_kernel(d) for d in sizes]
-    if facts.capability == (9, 0):
+    if facts.hopper:
         found += [_hopper_kernel(d, 7, cap) for d in HOPPER_STAGES for cap in (0, 50)]
     return found
 

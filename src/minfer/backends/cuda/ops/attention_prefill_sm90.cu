@@ -51,8 +51,6 @@ DEVICE void sync_some(int barrier) {
     asm volatile("bar.sync %0, %1;" ::"r"(barrier), "n"(COUNT) : "memory");
 }
 
-DEVICE void fence_async() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
-
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
 
 // Copy the pages of one step of one plane; by one lane.
@@ -96,7 +94,7 @@ DEVICE void zero_values(u8* v, int step, const Pages& pages, int high) {
         int key = i / 8 % KEYS;
         if (key < first || key >= end) *(uint4*)(v + 16 * i) = make_uint4(0, 0, 0, 0);
     }
-    fence_async();
+    publish_shared();
     sync_some<CONSUMERS>(1);
 }
 
@@ -109,7 +107,8 @@ KERNEL __launch_bounds__(THREADS, 1)
     u8 *queries = memory, *keys = queries + 2 * QUERIES, *values = keys + STAGES * TILE;
     Barriers& barriers = *(Barriers*)(values + STAGES * TILE);
     pdl_launch();
-    int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
+    int warp = __shfl_sync(FULL_MASK, threadIdx.x / WARP, 0);  // known to be the same in a warp
+    int lane = threadIdx.x % WARP;
     int kv_head = blockIdx.y, first_pair = (gridDim.x - 1 - blockIdx.x) * PAIRS;
     int last_row = min((first_pair + PAIRS - 1) / GROUP, rows - 1);
     if (threadIdx.x == 0) {
@@ -151,7 +150,7 @@ KERNEL __launch_bounds__(THREADS, 1)
         int my_pair = first_pair + group * ROWS;
         u8* my_queries = queries + group * QUERIES;
         load_queries(my_queries, q, my_pair, rows, kv_head, n_kv_heads, positions);
-        fence_async();
+        publish_shared();
         sync_some<128>(2 + group);
         Place place;
         State<HD> state;

@@ -76,7 +76,7 @@ def load(node: Node, weights: Mapping[str, Weight], store: Store) -> None:
 
 
 def lower(node: Node, ctx: Context) -> list[Launch]:
-    """One launch for few single rows, two or three for more; three for the other rows."""
+    """One launch for few single rows, two for more, three off Hopper; three for the other rows."""
     group = group_of(node, ctx.graph.weights)
     attrs = node.attrs
     epilogue, bias, residual = PLAIN, 0, 0
@@ -115,14 +115,19 @@ def project(product: Product, ctx: Context) -> list[Launch]:
 
 def _single(product: Product, ctx: Context) -> list[Launch]:
     rows = product.single_rows
-    if choose.takes_vec(product.group, rows, ctx.facts):
+    name = choose.single_rows_kernel(product.group, rows, ctx.facts)
+    if name == "matmul_vec":
         return _few(product, ctx.facts)
     launches: list[Launch] = []
     first = 0
     while first < rows:
-        variant = choose.batch(product.group, rows - first, ctx.facts)
-        n = min(variant.columns, rows - first)
-        launches += batch_launches(product, first, n, variant, ctx)
+        if name == "matmul_batch_sm90":
+            n = min(choose.MAX_BATCH_ROWS, rows - first)
+            launches += hopper_batch_launches(product, first, n, ctx)
+        else:
+            variant = choose.batch(product.group, rows - first, ctx.facts)
+            n = min(variant.columns, rows - first)
+            launches += batch_launches(product, first, n, variant, ctx)
         first += n
     return launches
 
@@ -203,57 +208,92 @@ def batch_launches(
     bias, out = product.bias, product.out + skip
     residual = product.residual + skip if product.residual else 0
     x_bytes = variant.columns * blocks(group.n_cols, 128) * 256
-    n_units = blocks(choose.order(group).n_parts, variant.parts_a_block if variant.split else 1)
-    if variant.split == 1:
-        n_units = choose.order(group).n_parts
-    partial_bytes = 4 * n_units * variant.columns * group.n_rows if variant.split else 0
-    scratch = ctx.scratch(x_bytes + partial_bytes)
-    args = (
-        *_addresses(product),
-        scratch,
-        bias,
-        residual,
-        out,
-        scratch + x_bytes,
-        group.n_cols,
-        *_tiles(group),
-        group.n_outputs,
-        rows,
-        variant.parts_a_block,
-    )
-    made = batch_kernels(group, product.epilogue, variant)
+    apart = variant.ranks > 1 and not variant.cluster
+    partial_bytes = 4 * variant.ranks * variant.columns * group.n_rows if apart else 0
+    x = ctx.scratch(x_bytes + partial_bytes)
+    partial = x + x_bytes
+    weights = _addresses(product)
+    ends = (bias, residual, out)
+    shape = (group.n_cols, *_tiles(group), group.n_outputs, rows)
+    main, finish = batch_kernels(group, product.epilogue, variant)
     launches = [
-        act_launch(product.x, first, scratch, rows, variant.columns, group),
-        Launch(made[0], (*variant.grid, 1), (variant.warps + 1) * 32, args, variant.shared),
+        act_launch(product.x, first, x, rows, variant.columns, group),
+        Launch(
+            main,
+            (variant.grid, 1, 1),
+            (variant.warps + 1) * 32,
+            (*weights, x, *ends, partial, *shape),
+            variant.shared,
+            variant.ranks if variant.cluster else 1,
+        ),
     ]
-    if variant.split:
-        factors = product.weights + group.factors
-        args = (
-            scratch + x_bytes, factors, bias, residual, out, n_units, group.n_rows, group.n_outputs,
-        )  # fmt: skip
-        launches.append(Launch(made[1], (blocks(group.n_rows, 512), rows, 1), 256, args))
+    if apart:
+        args = (partial, weights[-1], *ends, group.n_rows, group.n_outputs)
+        launches.append(Launch(finish, (blocks(group.n_rows, 512), rows, 1), 256, args))
     return launches
 
 
 def batch_kernels(group: Group, epilogue: int, variant: choose.Batch) -> tuple[Kernel, Kernel]:
-    """The specialised `matmul_batch`, and what finishes a split one."""
-    rule = choose.order(group)
+    """The specialised `matmul_batch`, and what adds the sums of its ranks without a cluster."""
     macros = {
         "COLUMNS": variant.columns,
         "WARPS": variant.warps,
         "TILES": variant.tiles,
         "STAGES": variant.stages,
         "X_STAGES": variant.x_stages,
-        "SPLIT": variant.split,
-        "PART": rule.part,
-        "SECTION": rule.section,
+        "RANKS": variant.ranks,
+        "CLUSTER": int(variant.cluster),
         "EPILOGUE": epilogue,
         **_types(group),
     }
     file = "ops/matmul_batch.cu"
     return (
-        kernel(file, "matmul_batch", "p p p p p p p p p i i i i i i i", **macros),
-        kernel(file, "matmul_batch_finish", "p p p p p i i i", **macros),
+        kernel(file, "matmul_batch", "p p p p p p p p p i i i i i i", **macros),
+        kernel(file, "matmul_batch_finish", "p p p p p i i", **macros),
+    )
+
+
+def hopper_batch_launches(product: Product, first: int, rows: int, ctx: Context) -> list[Launch]:
+    """The launches of `matmul_batch_sm90` for `rows` single rows from `first` on."""
+    group = product.group
+    variant = choose.hopper_batch(group, ctx.facts)
+    skip = 4 * first * group.n_outputs
+    columns = blocks(rows, 8) * 8
+    x = ctx.scratch(columns * blocks(group.n_cols, 128) * 256)
+    args = (
+        *_addresses(product),
+        x,
+        product.bias,
+        product.residual + skip if product.residual else 0,
+        product.out + skip,
+        group.n_cols,
+        *_tiles(group),
+        group.n_outputs,
+        rows,
+        columns,
+    )
+    made = hopper_batch_kernel(group, product.epilogue, variant)
+    grid = (variant.grid, 1, 1)
+    return [
+        act_launch(product.x, first, x, rows, columns, group),
+        Launch(made, grid, variant.threads, args, variant.shared, variant.ranks),
+    ]
+
+
+def hopper_batch_kernel(group: Group, epilogue: int, variant: choose.HopperBatch) -> Kernel:
+    """The specialised `matmul_batch_sm90`."""
+    return kernel(
+        "ops/matmul_batch_sm90.cu",
+        "matmul_batch_sm90",
+        "p p p p p p p p i i i i i i i",
+        TILES=variant.tiles,
+        WARPS=variant.warps,
+        RING=variant.ring,
+        STAGES=variant.stages,
+        X_KB=variant.x_kb,
+        RANKS=variant.ranks,
+        EPILOGUE=epilogue,
+        **_types(group),
     )
 
 
@@ -364,7 +404,7 @@ def kernels(facts: Facts) -> Sequence[Kernel]:
     mixed = Group(("q", "k", "v"), specs)
     found += _single_kernels(mixed, PLAIN, (1, 2, 8, 16, 64), facts)
     found.append(act_kernel())
-    hopper = facts.capability == (9, 0)
+    hopper = facts.hopper
     for tile_n in (128, 192, 224, 256) if hopper else (128,):
         for epilogue in (PLAIN, SILU, GELU):
             found.append(
@@ -377,7 +417,10 @@ def _single_kernels(
     group: Group, epilogue: int, rows: Sequence[int], facts: Facts
 ) -> Iterator[Kernel]:
     for n in rows:
-        if choose.takes_vec(group, n, facts):
+        name = choose.single_rows_kernel(group, n, facts)
+        if name == "matmul_vec":
             yield vec_kernel(group, choose.vec(group, n, facts))
+        elif name == "matmul_batch_sm90":
+            yield hopper_batch_kernel(group, epilogue, choose.hopper_batch(group, facts))
         else:
             yield from batch_kernels(group, epilogue, choose.batch(group, n, facts))

@@ -1,39 +1,50 @@
-// y = W x for 8 to 64 rows of x at a time: weights expand in registers once, for all of them.
+// y = W x for some rows of x at a time, 16 at most on Hopper, 64 elsewhere: weights expand in
+// registers once, for all of them.
 //
-// What: as `matmul_vec.cu`; then for SPLIT the sums of parts (1) or of sections
-//   (2) of K go to `partial`, and `matmul_batch_finish` adds them and writes the outputs.
+// What: as `matmul_vec.cu`. RANKS blocks share the K of their tiles. On Hopper they form a CLUSTER
+//   and add their sums through each other's shared memory; elsewhere the sums go to `partial`, and
+//   `matmul_batch_finish` adds them.
 // Layouts: W as there; x chunked halves (`lib/act.cuh`) of COLUMNS rows; out f32 [rows][stride];
-//   partial f32 [part or section][COLUMNS][n_tiles * 16].
-// Who: a block is WARPS x TILES row tiles by a range of parts (all without SPLIT), and each warp
-//   TILES of its tiles by all COLUMNS rows of x. A warp streams its weights through a ring of its
-//   own; one more warp streams x through a ring that all share. Column g of a product is row (g / 2
-//   + 4 (g & 1)) of its eight: so neighbouring lanes read x without bank conflicts.
+//   partial f32 [block][COLUMNS][n_tiles * 16].
+// Who: a block is WARPS x TILES row tiles by its share of K, and each warp TILES of its tiles by
+//   all COLUMNS rows of x. A warp streams its weights through a ring of its own; one more warp
+//   streams x through a ring that all share.
 // Floor: bytes of W over memory bandwidth up to ~40 rows, then the rate of mma.sync.
 // Limits: K a multiple of 8; TILES 2 needs an even number of tiles in every weight but the last.
-// Numerics: `lib/order.cuh`.
-// Versions: 1 (2026-11).
-#include "lib/epilogue.cuh"
+// Numerics: f32 sums over ascending k of a block's share, blocks in order. RANKS is a function of
+//   the weights' shapes, so a row has the same bits whatever rows are beside it.
+// Versions: 1 (2026-11) sums of parts of K by a second launch: a step of 16 rows of a 7B took 2.85
+//   ms. 2: clusters: 2.40 ms.
+#include "lib/cluster_sum.cuh"
 #include "lib/mma.cuh"
-#include "lib/order.cuh"
-#include "lib/pipeline.cuh"
 #include "lib/segments.cuh"
 
 #ifndef COLUMNS
 #define COLUMNS 64
-#define PART 1
-#define SECTION 16
-#define WARPS 8
+#define WARPS 7
 #define TILES 2
 #define STAGES 3
 #define X_STAGES 2
-#define SPLIT 0
+#define RANKS 1
+#define CLUSTER 0
 #define EPILOGUE 0
 #endif
 
 constexpr int NT = COLUMNS / 8;
 constexpr int THREADS = (WARPS + 1) * WARP;
-constexpr int X_BYTES = COLUMNS * 512;  // a piece of x
+constexpr int X_BYTES = COLUMNS * 512;      // a piece of x
+constexpr int TILE_N = 16 * TILES * WARPS;  // packed rows of a block
+constexpr int PITCH = TILE_N + 8;           // floats of a row of sums in shared memory
 using Ring = WarpRing<STAGES, TILES * MAX_PIECE>;
+static_assert(X_STAGES * X_BYTES + WARPS * Ring::BYTES >= COLUMNS * PITCH * 4,
+              "sums fit where operands were");
+
+// Two products: 8 weights of each of a lane's two rows (`Strip::expand<Q>`) with vector Q of a
+// lane's share of 8 columns of activations (`act.cuh`).
+DEVICE void multiply(float (&acc)[4], const u32 (&w)[2][4], uint4 x) {
+    mma_f16(acc, w[0][0], w[1][0], w[0][1], w[1][1], x.x, x.y);
+    mma_f16(acc, w[0][2], w[1][2], w[0][3], w[1][3], x.z, x.w);
+}
 
 // Adds the products of a piece, one or two strips, to the sums of a warp's tiles.
 struct Multiply {
@@ -60,7 +71,7 @@ struct Multiply {
 #pragma unroll
         for (int i = 0; i < TILES; i++)
             strip_at<F>(slot + i * MAX_PIECE, s, lane).template expand<Q>(w[i]);
-        u32 at = (x + (2 * s + Q / 2) * COLUMNS * 128) ^ (Q % 2 * 64);
+        u32 at = (x + (2 * s + Q / 2) * COLUMNS * 128) ^ (Q % 2 * 16);
         uint4 next = load_shared16(at);
 #pragma unroll
         for (int n = 0; n < NT; n++) {
@@ -75,20 +86,11 @@ struct Multiply {
 KERNEL __launch_bounds__(THREADS, 1)
 matmul_batch(const u8* w0, const u8* w1, const u8* w2, const float* factor, const u8* x,
              const float* bias, const float* residual, float* out, float* partial, int k,
-             int tiles0,
-             int tiles1, int tiles2, int stride, int rows, int parts_a_block) {
+             int tiles0, int tiles1, int tiles2, int stride, int rows) {
     extern __shared__ __align__(1024) u8 shared[];
-    int n_strips = (k + 127) / 128, n_pieces = (k + 255) / 256;
-    int n_parts = (n_pieces + PART - 1) / PART;
-    int first1 = tiles0, first2 = tiles0 + tiles1, n_tiles = first2 + tiles2;
-    int first_part = blockIdx.y * parts_a_block;
-    int end_part = min(first_part + parts_a_block, n_parts);
-    int first_piece = first_part * PART, end_piece = min(end_part * PART, n_pieces);
-
-    u8* xs = (u8*)(((u64)shared + 1023) & ~(u64)1023);
+    u8* xs = align_shared(shared);
     u8* rings = xs + X_STAGES * X_BYTES;
-    float* sums = (float*)(rings + WARPS * Ring::BYTES);
-    u64* barriers = (u64*)(sums + (SPLIT == 1 ? 0 : WARPS * TILES * NT * 4 * WARP));
+    u64* barriers = (u64*)(rings + WARPS * Ring::BYTES);
     u64* full = barriers + WARPS * STAGES;
     u64* empty = full + X_STAGES;
 
@@ -103,11 +105,19 @@ matmul_batch(const u8* w0, const u8* w1, const u8* w2, const float* factor, cons
                 barrier_init(empty + i, WARPS);
             }
         }
-#if __CUDA_ARCH__ >= 900
+#if BULK_COPIES
         barrier_init_fence();
 #endif
     }
     __syncthreads();
+
+    int n_strips = (k + 127) / 128, n_pieces = (k + 255) / 256;
+    int first1 = tiles0, first2 = tiles0 + tiles1, n_tiles = first2 + tiles2;
+    int rank = blockIdx.x % RANKS, block = blockIdx.x / RANKS;
+    int first_piece = rank * n_pieces / RANKS, end_piece = (rank + 1) * n_pieces / RANKS;
+    int tile = (block * WARPS + warp) * TILES;
+    bool idle = tile >= n_tiles;  // such a warp only frees slots of x
+    float acc[TILES][NT][4] = {};
 
     if (warp == WARPS) {
         pdl_wait();
@@ -119,38 +129,27 @@ matmul_batch(const u8* w0, const u8* w1, const u8* w2, const float* factor, cons
             warp_copy(xs + at * X_BYTES, x + (u64)p * X_BYTES, bytes, full + at, lane);
             if (++at == X_STAGES) at = 0, parity ^= 1;
         }
-        return;
-    }
-
-    int tile = (blockIdx.x * WARPS + warp) * TILES;
-    bool idle = tile >= n_tiles;  // such a warp only frees slots of x
-    Ring ring(rings + warp * Ring::BYTES, barriers + warp * STAGES, lane);
-    auto fetch = [&](int slot, int piece) {
-        const u8* rows[TILES] = {};
-        u32 bytes[TILES] = {};
-        if (piece < end_piece && !idle) {
-            Segment from = segment_of(tile, k, w0, w1, w2, first1, first2);
+    } else {
+        Ring ring(rings + warp * Ring::BYTES, barriers + warp * STAGES, lane);
+        auto fetch = [&](int slot, int piece) {
+            const u8* rows[TILES] = {};
+            u32 bytes[TILES] = {};
+            if (piece < end_piece && !idle) {
+                Segment from = segment_of(tile, k, w0, w1, w2, first1, first2);
 #pragma unroll
-            for (int i = 0; i < TILES; i++)
-                rows[i] = from.at(min(tile + i, n_tiles - 1), piece, bytes[i]);
-        }
-        ring.issue(slot, rows, bytes, MAX_PIECE);
-    };
-    for (int i = 0; i < STAGES; i++) fetch(i, first_piece + i);
-    pdl_wait();
+                for (int i = 0; i < TILES; i++)
+                    rows[i] = from.at(min(tile + i, n_tiles - 1), piece, bytes[i]);
+            }
+            ring.issue(slot, rows, bytes, MAX_PIECE);
+        };
+        for (int i = 0; i < STAGES; i++) fetch(i, first_piece + i);
+        pdl_wait();
 
-    int row = g / 2 + 4 * (g & 1);  // of x, for column g
-    u32 x_lane = shared_address(xs) + row * 128 + ((t ^ row) * 16);
-    float* sum = sums + warp * (TILES * NT * 4 * WARP) + lane;  // [TILES][NT][4][lane]
-    int at = 0;
-    u32 parity = 0;
-    Output y = {factor, bias, residual, out, stride};
+        u32 x_lane = shared_address(xs) + g * 128 + ((2 * t) ^ g) * 16;
+        int at = 0;
+        u32 parity = 0;
 #pragma unroll 1
-    for (int part = first_part; part < end_part; part++) {
-        float acc[TILES][NT][4] = {};
-        int end = min((part + 1) * PART, n_pieces);
-#pragma unroll 1
-        for (int piece = part * PART; piece < end; piece++) {
+        for (int piece = first_piece; piece < end_piece; piece++) {
             barrier_wait(full + at, parity);
             if (!idle)
                 for_type(tile, first1, first2,
@@ -164,55 +163,48 @@ matmul_batch(const u8* w0, const u8* w1, const u8* w2, const float* factor, cons
             }
             if (++at == X_STAGES) at = 0, parity ^= 1;
         }
-        if (idle) continue;
+    }
 
-        // sums of a section wait in shared memory: registers hold one set of accumulators
-        bool first = SPLIT == 1 || part % SECTION == 0, last = SPLIT == 1 || part + 1 == end_part;
+    constexpr bool APART = RANKS > 1 && !CLUSTER;
+    if (!APART) __syncthreads();  // operands are used up, and sums take their place
+    float* sums = (float*)xs;
+    int pitch = APART ? n_tiles * 16 : PITCH, n0 = warp * TILES * 16;
+    if (APART) sums = partial + (u64)rank * COLUMNS * pitch + block * TILE_N;
+    if (warp < WARPS && !idle) {
 #pragma unroll
         for (int i = 0; i < TILES; i++) {
-            int column = (tile + i) * 16 + g;
+            if (tile + i >= n_tiles) continue;
 #pragma unroll
-            for (int n = 0; n < NT; n++) {
-#pragma unroll
-                for (int j = 0; j < 4; j++) {
-                    float* mine = sum + ((i * NT + n) * 4 + j) * WARP;
-                    if (!first) acc[i][n][j] = *mine + acc[i][n][j];
-                    if (!last) *mine = acc[i][n][j];
-                }
-                if (!last || tile + i >= n_tiles) continue;
+            for (int n = 0; n < NT; n++)
 #pragma unroll
                 for (int j = 0; j < 2; j++) {
-                    int m = n * 8 + t + 4 * j;
-                    float a = acc[i][n][j], b = acc[i][n][2 + j];
-                    if constexpr (SPLIT) {
-                        int unit = SPLIT == 1 ? part : part / SECTION;
-                        float* to = partial + ((u64)unit * COLUMNS + m) * n_tiles * 16 + column;
-                        to[0] = a;
-                        to[8] = b;
-                    } else if (m < rows) {
-                        y.finish(EPILOGUE, m, column, 0.0f + a, 0.0f + b);
-                    }
+                    float* to = sums + (n * 8 + 2 * t + j) * (u64)pitch + n0 + i * 16 + g;
+                    to[0] = acc[i][n][j];
+                    to[8] = acc[i][n][2 + j];
                 }
-            }
         }
     }
+    if constexpr (!APART)
+        finish_together<RANKS, EPILOGUE, TILE_N, PITCH>(
+            Output{factor, bias, residual, out, stride}, shared_address(xs), rank, block * TILE_N,
+            rows);
 }
 
 KERNEL __launch_bounds__(256)
 matmul_batch_finish(const float* partial, const float* factor, const float* bias,
-                    const float* residual, float* out, int n_units, int n_rows, int stride) {
+                    const float* residual, float* out, int n_rows, int stride) {
     int index = blockIdx.x * 256 + threadIdx.x, m = blockIdx.y;
     int column = index / 8 * 16 + index % 8;  // and the one 8 further
     pdl_launch();
     pdl_wait();
     if (column >= n_rows) return;
-    Sum a(SPLIT == 1 ? SECTION : 1), b(SPLIT == 1 ? SECTION : 1);
-#pragma unroll 8
-    for (int u = 0; u < n_units; u++) {
-        const float* from = partial + ((u64)u * COLUMNS + m) * n_rows + column;
-        a.add(from[0]);
-        b.add(from[8]);
+    float a = 0.0f, b = 0.0f;
+#pragma unroll
+    for (int r = 0; r < RANKS; r++) {
+        const float* from = partial + ((u64)r * COLUMNS + m) * n_rows + column;
+        a += from[0];
+        b += from[8];
     }
     Output y = {factor, bias, residual, out, stride};
-    y.finish(EPILOGUE, m, column, a.total(), b.total());
+    y.finish(EPILOGUE, m, column, a, b);
 }

@@ -1,9 +1,10 @@
 """Which kernel computes a product, and in what geometry: pure functions of shapes and the device.
 
 Single rows (decode rows, output heads) go to `matmul_vec` while they are few, quantized and fit its
-shared memory, else to `matmul_batch`; a row's bits are the same in every variant of each, whatever
-other rows there are. The other rows go to a tensor-core product on weights expanded to halves:
-`matmul_gemm_sm90` on Hopper, `matmul_gemm` elsewhere.
+shared memory, else to `matmul_batch` or, if they are many and this is Hopper, `matmul_batch_sm90`;
+a row's bits are the same in every variant of each, whatever other rows there are. The other rows go
+to a tensor-core product on weights expanded to halves: `matmul_gemm_sm90` on Hopper, `matmul_gemm`
+elsewhere.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from minfer.backends.cuda.ops import matmul_pack
 from minfer.backends.cuda.ops.base import blocks
 from minfer.backends.cuda.ops.matmul_pack import Group
 
@@ -23,34 +25,6 @@ PIECE = 256
 MAX_VEC_ROWS = 2
 SHARED_A_SM = 228 << 10
 SHARED_RESERVED = 1 << 10  # of a block, taken by the driver
-
-
-@dataclass(frozen=True, slots=True)
-class Order:
-    """In what order the single-row kernels add (`lib/order.cuh`): numerics, not speed alone.
-
-    Attributes:
-        part: pieces that are summed in one chain.
-        section: parts that are summed before sections are.
-        n_parts: parts of a row.
-    """
-
-    part: int
-    section: int
-    n_parts: int
-
-    @property
-    def n_sections(self) -> int:
-        """Sections of a row."""
-        return blocks(self.n_parts, self.section)
-
-
-def order(group: Group) -> Order:
-    """The order for a group: short chains where there are few rows to share among warps."""
-    n_pieces = blocks(group.n_cols, PIECE)
-    part = 2 if group.n_tiles >= 1024 else 1
-    n_parts = blocks(n_pieces, part)
-    return Order(part, 16 if n_parts <= 16 else 10, n_parts)
 
 
 def piece_bytes(group: Group) -> int:
@@ -93,10 +67,14 @@ _NOMINAL_SMS = 132
 """`vec_split` is numerics, so it takes one card for all."""
 
 
-def takes_vec(group: Group, rows: int, facts: Facts) -> bool:
-    """Whether single rows go to `matmul_vec`: two at most, of quantized weights that fit."""
+def single_rows_kernel(group: Group, rows: int, facts: Facts) -> str:
+    """Name of the kernel that so many single rows go to; within it no row depends on the others."""
     plain = any(s.format.plain for s in group.segments)
-    return rows <= MAX_VEC_ROWS and not plain and _fits(group, 1, facts)
+    if rows <= MAX_VEC_ROWS and not plain and _fits(group, 1, facts):
+        return "matmul_vec"
+    if facts.hopper and rows > MAX_CLUSTERED_ROWS:
+        return "matmul_batch_sm90"
+    return "matmul_batch"
 
 
 def _fits(group: Group, rows: int, facts: Facts) -> bool:
@@ -104,7 +82,7 @@ def _fits(group: Group, rows: int, facts: Facts) -> bool:
 
 
 def vec(group: Group, rows: int, facts: Facts) -> Vec:
-    """The geometry for as many of the rows as fit, where `takes_vec`."""
+    """The geometry for as many of the rows as fit, where `matmul_vec` takes them."""
     rows = next(n for n in (2, 1) if n <= rows and _fits(group, n, facts))
     deep = vec_geometry(group, rows, 3, facts.n_sms)
     pieces = blocks(group.n_tiles, deep.grid) * blocks(blocks(group.n_cols, PIECE), deep.parts)
@@ -146,9 +124,9 @@ class Batch:
         warps: streaming warps a block.
         tiles: row tiles a warp.
         stages, x_stages: slots of a warp's ring and of the ring of x.
-        split: 0 whole rows a block; 1 parts, 2 sections, which a second launch adds.
-        parts_a_block: parts a block computes.
-        grid: blocks in x (tiles) and y (parts).
+        ranks: blocks that share the K of their tiles.
+        cluster: whether those form a cluster, or a second launch adds their sums.
+        grid: blocks.
         shared: bytes of shared memory a block.
     """
 
@@ -157,10 +135,14 @@ class Batch:
     tiles: int
     stages: int
     x_stages: int
-    split: int
-    parts_a_block: int
-    grid: tuple[int, int]
+    ranks: int
+    cluster: bool
+    grid: int
     shared: int
+
+
+MAX_CLUSTERED_ROWS = 16
+"""Rows up to which Hopper, too, takes `matmul_batch`."""
 
 
 def batch(group: Group, rows: int, facts: Facts) -> Batch:
@@ -168,30 +150,49 @@ def batch(group: Group, rows: int, facts: Facts) -> Batch:
 
     It may take fewer `columns` than rows, where shared memory is small.
     """
+    ranks = _ranks(group, facts)
     for columns in (64, 32, 16, 8):
         if columns > 8 and rows <= columns // 2:
             continue
-        found = [(_batch_cost(group, v, facts.n_sms), v) for v in _batches(group, columns, facts)]
-        if found:
-            return min(found, key=lambda pair: pair[0])[1]
+        if found := list(_batches(group, columns, ranks, facts)):
+            return min(found, key=lambda v: _batch_cost(group, v, facts))
     raise ValueError(f"8 rows do not fit {facts.shared_limit} bytes of shared memory")
 
 
-def _batches(group: Group, columns: int, facts: Facts) -> Iterator[Batch]:
+def _ranks(group: Group, facts: Facts) -> int:
+    """Blocks that share the K of their tiles: numerics, so one number for all numbers of rows."""
+    most = min(8 if facts.hopper else 16, blocks(group.n_cols, PIECE))
+    found = [v for ranks in range(1, most + 1) for v in _batches(group, 16, ranks, facts)]
+    if not found:
+        return 1
+    return min(found, key=lambda v: _batch_cost(group, v, facts)).ranks
+
+
+def _batches(group: Group, columns: int, ranks: int, facts: Facts) -> Iterator[Batch]:
     even = all(s.n_tiles % 2 == 0 for s in group.segments[:-1])
-    for tiles in (2, 1) if even else (1,):
+    for tiles in (1, 2) if even else (1,):
         # A quarter of the registers serves three warps; two where one needs more than 168 a thread,
         # five where 96 are enough.
         most = 7 if columns == 64 and tiles == 2 else 18 if columns <= 16 and tiles == 1 else 11
         for warps in range(most, 0, -1):
-            yield from batch_splits(group, columns, warps, tiles, facts)
+            grid = blocks(group.n_tiles, warps * tiles) * ranks
+            if facts.hopper and ranks > 1 and grid > _at_once(ranks, facts.n_sms):
+                continue
+            for stages, x_stages in ((3, 3), (3, 2), (2, 2)):
+                operands = x_stages * columns * 2 * PIECE
+                operands += warps * stages * tiles * piece_bytes(group)
+                sums = 4 * columns * (matmul_pack.TILE * warps * tiles + 8)  # take their place
+                shared = 1024 + max(operands, sums) + 8 * (warps * stages + 2 * x_stages)
+                if shared <= facts.shared_limit and operands >= sums:
+                    cluster = facts.hopper and ranks > 1
+                    yield Batch(
+                        columns, warps, tiles, stages, x_stages, ranks, cluster, grid, shared
+                    )
+                    break
 
 
-def _batch_cost(group: Group, variant: Batch, n_sms: int) -> float:
+def _batch_cost(group: Group, variant: Batch, facts: Facts) -> float:
     """Cycles of the busiest multiprocessor, roughly: the model of `matmul_batch`'s time."""
-    rule = order(group)
-    waves = blocks(variant.grid[0] * variant.grid[1], n_sms)
-    pieces = variant.parts_a_block * rule.part
     warps, tiles, eights = variant.warps, variant.tiles, variant.columns // 8
     instructions = warps * (tiles * (230 + 16 * eights) + 8 * eights + 60)
     # few warps wait for their own latency; two tiles hide some of it, and tie up registers
@@ -199,37 +200,102 @@ def _batch_cost(group: Group, variant: Batch, n_sms: int) -> float:
     issued = instructions / (2.8 * busy)
     wavefronts = warps * (32.0 * eights + tiles * piece_bytes(group) / 128)
     fetched = (warps * tiles * piece_bytes(group) + 512 * variant.columns / 2) / 19.5
-    cost = waves * (pieces * max(issued, wavefronts, fetched) + 4000)
-    if variant.split:
-        n_units = rule.n_parts if variant.split == 1 else rule.n_sections
-        cost += 3000 + 8.0 * n_units * variant.columns * group.n_rows / n_sms / 19.5
+    pieces = blocks(blocks(group.n_cols, PIECE), variant.ranks)
+    cost = blocks(variant.grid, facts.n_sms) * (pieces * max(issued, wavefronts, fetched) + 4000)
+    if variant.cluster:
+        return cost + 2000
+    if variant.ranks > 1:
+        partial = 8.0 * variant.ranks * variant.columns * group.n_rows
+        cost += 3000 + partial / facts.n_sms / 19.5
     return cost
 
 
-def batch_splits(group: Group, columns: int, warps: int, tiles: int, facts: Facts) -> list[Batch]:
-    """The geometries with these warps and tiles that fit, by how they split K."""
-    rule = order(group)
-    across = blocks(group.n_tiles, warps * tiles)
-    splits = [(2, rule.section)] if rule.n_sections > 1 else [(0, rule.n_parts)]
-    if rule.n_sections == 1:
-        splits += [(1, n) for n in range(1, rule.n_parts)]
-    found = []
-    for split, parts in splits:
-        for stages, x_stages in ((3, 3), (3, 2), (2, 2)):
-            shared = (
-                1024
-                + x_stages * columns * 2 * PIECE
-                + warps * stages * tiles * piece_bytes(group)
-                + (0 if split == 1 else warps * tiles * columns * 64)
-                + 8 * (warps * stages + 2 * x_stages)
-            )
-            if shared <= facts.shared_limit:
-                grid = (across, blocks(rule.n_parts, parts))
-                found.append(
-                    Batch(columns, warps, tiles, stages, x_stages, split, parts, grid, shared)
-                )
-                break
-    return found
+def _at_once(ranks: int, n_sms: int) -> int:
+    """Blocks that surely run together in clusters of `ranks` on Hopper.
+
+    A cluster lies within a group of 18 multiprocessors less those that are switched off: an H200
+    takes 66, 39, 30, 22, 17, 15, 15 clusters of 2, 3, ... 8.
+    """
+    if ranks <= 2:
+        return n_sms // ranks * ranks
+    return n_sms // 18 * (16 // ranks) * ranks
+
+
+@dataclass(frozen=True, slots=True)
+class HopperBatch:
+    """A geometry of `matmul_batch_sm90`, whatever the number of rows.
+
+    Attributes:
+        tiles: row tiles of a block.
+        warps: warps that expand them.
+        ring: slots of packed weights.
+        stages: slots of expanded weights.
+        x_kb: KiB of x.
+        ranks: blocks of a cluster, which share the K of their tiles.
+        grid: blocks.
+        shared: bytes of shared memory a block.
+    """
+
+    tiles: int
+    warps: int
+    ring: int
+    stages: int
+    x_kb: int
+    ranks: int
+    grid: int
+    shared: int
+
+    @property
+    def threads(self) -> int:
+        """Threads a block: a warpgroup multiplies, others expand, one warp fetches."""
+        return 128 + 32 * (self.warps + 2)
+
+
+MAX_BATCH_ROWS = 64
+MAX_EXPANDERS = 10
+"""Warps that expand weights: with six more, a quarter of the registers serves four."""
+
+
+def hopper_batch(group: Group, facts: Facts) -> HopperBatch:
+    """The geometry for 17 to 64 single rows on Hopper: the one whose busiest block does least."""
+    n_pieces = blocks(group.n_cols, PIECE)
+    found = [
+        variant
+        for tiles in range(2, MAX_EXPANDERS + 1)
+        for ranks in range(1, min(8, n_pieces) + 1)
+        if (variant := _hopper_batch(group, tiles, ranks, facts))
+    ]
+    return min(found, key=lambda v: _hopper_cost(group, v))
+
+
+def _hopper_batch(group: Group, tiles: int, ranks: int, facts: Facts) -> HopperBatch | None:
+    across = blocks(group.n_tiles, tiles)
+    at_once = _at_once(ranks, facts.n_sms)
+    if ranks > 1 and across * ranks > at_once:
+        return None
+    n = matmul_pack.TILE * tiles
+    warps = tiles if 2 * tiles > MAX_EXPANDERS else 2 * tiles
+    for ring, stages, x_slots in ((3, 3, 4), (3, 3, 3), (2, 3, 4), (2, 3, 3), (2, 2, 4), (2, 2, 3)):
+        x_kb = x_slots * MAX_BATCH_ROWS // 4
+        shared = 1024 + stages * 256 * n + 1024 * x_kb + ring * tiles * piece_bytes(group)
+        if shared + 1024 <= facts.shared_limit:
+            grid = min(at_once, across * ranks)
+            return HopperBatch(tiles, warps, ring, stages, x_kb, ranks, grid, shared)
+    return None
+
+
+def _hopper_cost(group: Group, variant: HopperBatch) -> float:
+    """Cycles of the busiest block, roughly: the model of `matmul_batch_sm90`'s time."""
+    n = matmul_pack.TILE * variant.tiles
+    raw = variant.tiles * piece_bytes(group) / 2  # bytes of 128 of K
+    # halves are written and read, packed weights too, and x twice
+    shared = 4 * n + 2 * raw / 128 + 128 + 2 * MAX_BATCH_ROWS
+    latency = 900 if variant.warps == variant.tiles else 600  # of a warp, strip after strip
+    strip = max(shared, raw / 18, latency)
+    columns = blocks(group.n_tiles, variant.tiles)
+    waves = blocks(columns * variant.ranks, variant.grid)
+    pieces = blocks(blocks(group.n_cols, PIECE), variant.ranks)
+    return waves * 2 * pieces * strip + (3000 if variant.ranks > 1 else 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -265,7 +331,7 @@ _OVERHEAD = {256: 1.0, 224: 1.0, 192: 1.03, 128: 1.12}
 def gemm(group: Group, rows: int, facts: Facts) -> Gemm:
     """The geometry for `rows` rows."""
     tiles_m = blocks(rows, TILE_M)
-    if facts.capability != (9, 0):
+    if not facts.hopper:
         grid = tiles_m * blocks(group.n_rows, 128)
         stages = 3 if facts.shared_limit >= 3 * 2 * 128 * 128 else 2
         shared = stages * 2 * 128 * 128

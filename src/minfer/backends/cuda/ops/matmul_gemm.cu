@@ -49,7 +49,7 @@ matmul_gemm(const u8* x, const u8* w, const float* factor, const float* bias, co
     int m0 = warp / 4 * 64, n0 = warp % 4 * 32;
     int a_row = m0 + lane % 16, a_rank = lane / 16;
     int b_row = n0 + lane / 16 * 8 + lane % 8, b_rank = lane / 8 % 2;
-    float acc[4][4][4] = {};
+    float acc[4][16] = {};
     for (int c = 0; c < n_chunks; c++) {
         copy_wait<STAGES - 2>();
         __syncthreads();
@@ -70,29 +70,14 @@ matmul_gemm(const u8* x, const u8* w, const float* factor, const float* bias, co
             for (int i = 0; i < 4; i++)
 #pragma unroll
                 for (int j = 0; j < 4; j++)
-                    mma_f16(acc[i][j], wa[i][0], wa[i][1], wa[i][2], wa[i][3], wb[j / 2][j % 2 * 2],
-                            wb[j / 2][j % 2 * 2 + 1]);
+                    mma_f16(*(float(*)[4])(acc[i] + 4 * j), wa[i][0], wa[i][1], wa[i][2],
+                            wa[i][3], wb[j / 2][j % 2 * 2], wb[j / 2][j % 2 * 2 + 1]);
         }
     }
 
     Output y = {factor, bias, residual, out, stride};
 #pragma unroll
     for (int i = 0; i < 4; i++)
-#pragma unroll
-        for (int r = 0; r < 2; r++) {
-            int to = row + m0 + i * 16 + r * 8 + lane / 4;
-            if (to >= m) continue;
-            if constexpr (EPILOGUE == PLAIN_OUT) {
-#pragma unroll
-                for (int j = 0; j < 4; j++)
-                    y.plain(to, column + n0 + j * 8 + lane % 4 * 2, acc[i][j][r * 2],
-                            acc[i][j][r * 2 + 1]);
-            } else {
-#pragma unroll
-                for (int j = 0; j < 4; j += 2)
-                    y.pair<EPILOGUE>(to, column + n0 + j * 8 + lane % 4 * 2, acc[i][j][r * 2],
-                                     acc[i][j][r * 2 + 1], acc[i][j + 1][r * 2],
-                                     acc[i][j + 1][r * 2 + 1]);
-            }
-        }
+        write_sums<EPILOGUE>(y, acc[i], row + m0 + i * 16 + lane / 4, column + n0 + lane % 4 * 2,
+                             m);
 }

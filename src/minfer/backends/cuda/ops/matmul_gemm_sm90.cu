@@ -35,9 +35,9 @@ matmul_gemm_sm90(const u8* x, const u8* w, const float* factor, const float* bia
                  const float* residual, float* out, const int* counts, int padded_m, int n_rows,
                  int n_chunks, int stride) {
     extern __shared__ __align__(1024) u8 shared[];
-    u8* stages = (u8*)(((u64)shared + 1023) & ~(u64)1023);
+    u8* stages = align_shared(shared);
     __shared__ u64 full[STAGES], empty[STAGES];
-    int group = threadIdx.x / 128;
+    int group = __shfl_sync(FULL_MASK, threadIdx.x / 128, 0);  // known to be the same in a warp
     int rank = CLUSTER == 1 ? 0 : cluster_rank();
     pdl_launch();
     if (threadIdx.x == 0) {
@@ -83,6 +83,7 @@ matmul_gemm_sm90(const u8* x, const u8* w, const float* factor, const float* bia
     } else {
         set_registers_up<232>();
         int lane = threadIdx.x % WARP, g = lane / 4, t = lane % 4;
+        u64 first_operand = operand(shared_address(stages));
         int at = 0;
         u32 parity = 0;
         float d[TILE_N / 2];
@@ -100,12 +101,13 @@ matmul_gemm_sm90(const u8* x, const u8* w, const float* factor, const float* bia
             int previous = 0;
             for (int c = 0; c < n_chunks; c++) {
                 barrier_wait(full + at, parity);
-                u32 a = shared_address(stages + at * STAGE_BYTES) + group * 64 * 128;
-                u32 b = shared_address(stages + at * STAGE_BYTES + A_BYTES);
+                u64 a = operand_at(first_operand, at * STAGE_BYTES + group * 64 * 128);
+                u64 b = operand_at(first_operand, at * STAGE_BYTES + A_BYTES);
                 wgmma_fence();
 #pragma unroll
                 for (int i = 0; i < 4; i++)
-                    Wgmma<TILE_N>::run(d, operand(a + i * 32), operand(b + i * 32), c + i != 0);
+                    Wgmma<TILE_N>::run(d, operand_at(a, i * 32), operand_at(b, i * 32),
+                                       c + i != 0);
                 wgmma_commit();
                 wgmma_wait<1>();  // the chunk before is done with its slot
                 if (c) release(previous);
@@ -116,22 +118,7 @@ matmul_gemm_sm90(const u8* x, const u8* w, const float* factor, const float* bia
             settle_sums(d);
             release(previous);
 
-#pragma unroll
-            for (int r = 0; r < 2; r++) {
-                int to = row + r * 8;
-                if (to >= m) continue;
-                if constexpr (EPILOGUE == PLAIN_OUT) {
-#pragma unroll
-                    for (int j = 0; j < TILE_N / 8; j++)
-                        y.plain(to, column + j * 8 + t * 2, d[j * 4 + r * 2], d[j * 4 + r * 2 + 1]);
-                } else {
-#pragma unroll
-                    for (int j = 0; j < TILE_N / 8; j += 2)
-                        y.pair<EPILOGUE>(to, column + j * 8 + t * 2, d[j * 4 + r * 2],
-                                         d[j * 4 + r * 2 + 1], d[j * 4 + 4 + r * 2],
-                                         d[j * 4 + 5 + r * 2]);
-                }
-            }
+            write_sums<EPILOGUE>(y, d, row, column + t * 2, m);
         }
     }
     if (CLUSTER > 1) cluster_sync();  // a block stays while others may write to it

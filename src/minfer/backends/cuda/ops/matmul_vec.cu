@@ -170,7 +170,7 @@ matmul_vec(const u8* w0, const u8* w1, const u8* w2, const float* factor, const 
     if (lane == 0) {
 #pragma unroll
         for (int i = 0; i < STAGES; i++) barrier_init(barriers + i, 1);
-#if __CUDA_ARCH__ >= 900
+#if BULK_COPIES
         barrier_init_fence();
 #endif
     }
@@ -242,7 +242,6 @@ matmul_vec(const u8* w0, const u8* w1, const u8* w2, const float* factor, const 
     Share share = {xs, zeros, t * 64 + g % 2 * 32, t};
     Input in[ROWS];
     if (ONE_PIECE) share.read(in, 0);
-    Output y = {factor, bias, residual, out, stride};
     int local = group;  // the tile's number in the block
 #pragma unroll 1
     for (int begin = 0, buffer = 0; begin < my_tiles; begin += round_tiles, buffer ^= 1) {
@@ -284,7 +283,8 @@ matmul_vec(const u8* w0, const u8* w1, const u8* w2, const float* factor, const 
                     b += u.y + u.w + (v.y + v.w);
                     if (norm) square += squares[r * PARTS + p];
                 }
-                float scale = norm ? rsqrtf(square / k + eps) : 1.0f;
+                float scale = norm ? rsqrtf(__fdividef(square, k) + eps) : 1.0f;
+                Output y = {factor, bias, residual, out, stride};
                 y.finish(epilogue, r, tile * 16 + i % 8, a * scale, b * scale);
             }
         }
