@@ -6,13 +6,14 @@ What a switch makes of a plan is looked at without a GPU.
 from __future__ import annotations
 
 from collections.abc import Hashable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from backends_fake import OnPaper
-from cuda_lowering import lower_plan
+from cuda_lowering import H200, lower_plan
 from test_engine_invariance import Watching
 from test_scheduler_fuse import mixed_types
 from test_trace_recorder import traced
@@ -32,6 +33,7 @@ SWITCHES: dict[str, dict[str, Any]] = {
     "no_fuse_qkv": {"no_fuse_qkv": True},
     "no_fuse_ffn": {"no_fuse_ffn": True},
     "no_fa_prefill": {"no_fa_prefill": True},
+    "cuda_generic": {"cuda_generic": True},
     "cache f32": {"cache_type": "f32"},
     "cache q8_0": {"cache_type": "q8_0"},
     "no_cuda_graph": {"no_cuda_graph": True},
@@ -77,7 +79,7 @@ def identity(model: GGUFFile, **switch: Any) -> Hashable:
     settings = Settings(**switch)
     shape = sizes(settings).step_shape(2, 64, 2)
     plan = make_plan(build_decoder(model_config(model), shape), [Device(OnPaper())], settings)
-    launches = lower_plan(plan, **switch)
+    launches = lower_plan(plan, replace(H200, generic=settings.cuda_generic), **switch)
     return (
         shape,
         tuple(node.op for node in plan.graph.nodes),
