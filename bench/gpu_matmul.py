@@ -14,6 +14,7 @@ import argparse
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from types import MappingProxyType
 from typing import Any
 
@@ -103,6 +104,7 @@ class Bench:
             states={},
             norms={},
             constant=lambda array: 0,
+            derived=lambda key, nbytes, launches: 0,
             scratch=self._scratch,
             counters=lambda count: self.zeros,
         )
@@ -166,7 +168,7 @@ def expected(shape: Shape, x: Any, values: list[Any]) -> list[tuple[int, Any]]:
     return found
 
 
-Make = Callable[[matmul.Product], list[Launch]]
+Make = Callable[[matmul.Product, Context], list[Launch]]
 
 
 def measure(
@@ -187,7 +189,7 @@ def measure(
         product = matmul.Product(
             group, address, Normed(source), out, rows, rows if single else 0, epilogue
         )
-        launches += make(product) if make else matmul.project(product, bench.context)
+        launches += make(product, bench.context) if make else matmul.project(product, bench.context)
     device.run(launches[: len(launches) // n])
     found = device.download(out, 4 * rows * group.n_outputs).view(np.float32)
     found = found.reshape(rows, group.n_outputs)
@@ -223,11 +225,27 @@ def measure(
     return row
 
 
+SHORT = {
+    "ROWS": "r",
+    "PARTS": "p",
+    "GROUPS": "g",
+    "COLUMNS": "c",
+    "WARPS": "w",
+    "TILES": "t",
+    "TILE_N": "n",
+    "RANKS": "k",
+    "RING": "q",
+    "STAGES": "s",
+    "X_STAGES": "x",
+    "X_KB": "x",
+}
+"""Macros that say what a geometry is -> the letters that stand for them."""
+
+
 def _short(launch: Launch) -> str:
     d = dict(launch.kernel.defines)
     name = launch.kernel.name.removeprefix("matmul_")
-    keys = ("ROWS", "PARTS", "GROUPS", "WARPS", "STAGES", "TILE_N", "TILES", "COLUMNS", "RANKS")
-    return name + "".join(f"/{k[0].lower()}{d[k]}" for k in keys if k in d)
+    return name + "".join(f"/{letter}{d[key]}" for key, letter in SHORT.items() if key in d)
 
 
 def chain(bench: Bench, shapes: Sequence[Shape], rows: int) -> dict[str, object]:
@@ -275,17 +293,38 @@ def chain(bench: Bench, shapes: Sequence[Shape], rows: int) -> dict[str, object]
 
 
 def sweep(bench: Bench, shape: Shape, rows: int, made: Any) -> list[dict[str, object]]:
-    """One shape in every sensible geometry of `matmul_vec`."""
+    """One shape in every sensible geometry of the kernels that take so many rows."""
     return [
-        measure(bench, shape, rows, made, True, lambda p, v=variant: [matmul.vec_launch(p, 0, v)])
-        for variant in _geometries(bench, made[0], rows)
+        measure(bench, shape, rows, made, True, make) for make in _geometries(bench, made[0], rows)
     ]
 
 
-def _geometries(bench: Bench, group: Group, rows: int) -> list[choose.Vec]:
+SWEPT = 16
+"""Geometries of a kernel that are tried: those that should be fastest."""
+
+
+def _geometries(bench: Bench, group: Group, rows: int) -> list[Make]:
     facts = bench.device.facts
-    made = [choose.vec_geometry(group, rows, stages, facts.n_sms) for stages in (2, 3, 4, 6)]
-    return [v for v in made if v.shared <= facts.shared_limit]
+    if choose.single_rows_kernel(group, rows, facts) == "matmul_vec":
+        few = [choose.vec_geometry(group, rows, stages, facts.n_sms) for stages in (2, 3, 4, 6)]
+        return [
+            lambda p, ctx, v=v: [matmul.vec_launch(p, 0, v)]
+            for v in few
+            if v.shared <= facts.shared_limit
+        ]
+    columns = next(c for c in (8, 16, 32, 64) if c >= rows)
+    some = [v for ranks in range(1, 9) for v in choose.batches(group, columns, ranks, facts)]
+    some.sort(key=lambda v: choose.batch_cost(group, v, facts))
+    makes: list[Make] = [
+        lambda p, ctx, v=v: matmul.batch_launches(p, 0, rows, v, ctx) for v in some[:SWEPT]
+    ]
+    if facts.hopper:
+        many = sorted(choose.hopper_batches(group, facts), key=partial(choose.hopper_cost, group))
+        makes += [
+            lambda p, ctx, v=v: matmul.hopper_batch_launches(p, 0, rows, v, ctx)
+            for v in many[:SWEPT]
+        ]
+    return makes
 
 
 def prepare(
@@ -305,8 +344,8 @@ def prepare(
         for rows, singles in [(n, n) for n in single] + [(n, 0) for n in many]:
             product = matmul.Product(group, 0, Normed(0), 0, rows, singles, epilogue)
             if swept and singles:
-                swept_over = _geometries(bench, group, rows)
-                launches += [matmul.vec_launch(product, 0, v) for v in swept_over]
+                for make in _geometries(bench, group, rows):
+                    launches += make(product, bench.context)
             else:
                 launches += matmul.project(product, bench.context)
     bench.device.prepare(launch.kernel for launch in launches)

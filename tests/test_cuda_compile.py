@@ -15,7 +15,14 @@ from cuda_sweep import ASYNC, BULK, MMA, WGMMA, examine
 
 from minfer.backends.cuda import compile as cuda_compile
 from minfer.backends.cuda import nvrtc
-from minfer.backends.cuda.compile import CubinCache, Unit, compile_cubin, inline, parse_resources
+from minfer.backends.cuda.compile import (
+    GENERIC_ARCH,
+    CubinCache,
+    Unit,
+    compile_cubin,
+    inline,
+    parse_resources,
+)
 from minfer.backends.cuda.device import Facts
 from minfer.backends.cuda.launch import Kernel
 from minfer.backends.cuda.ops import OPS
@@ -118,6 +125,15 @@ def test_cache_is_keyed_by_content_and_options(tmp_path: Path, compiler: None) -
     cache.path(one).write_bytes(b"kept")
     assert cache.load(one) == b"kept"
     assert not cache.path(two).exists()
+
+
+def test_hopper_can_be_used_as_cards_before_it(tmp_path: Path, compiler: None) -> None:
+    """Copies by threads, and cubins of its own."""
+    unit = Unit("ops/matmul_batch.cu")
+    own, generic = (examine(unit, a)["matmul_batch"].instructions for a in ("90a", GENERIC_ARCH))
+    assert BULK in own and ASYNC not in own
+    assert ASYNC in generic and BULK not in generic
+    assert CubinCache(tmp_path, GENERIC_ARCH).path(unit) != CubinCache(tmp_path, "90").path(unit)
 
 
 def test_many_kernels_compile_in_processes(tmp_path: Path, compiler: None) -> None:

@@ -69,7 +69,7 @@ def test_launches_of_a_decode_step(name: str, a_layer: int) -> None:
     plan = make_plan(build_decoder(config, shape), [Device(OnPaper())], Settings())
     kernels = [launch.kernel.name for launch in lower_plan(plan)]
     # which f16 weights need besides
-    helpers = ("matmul_act", "matmul_batch_finish")
+    helpers = ("matmul_act", "matmul_act_normed", "matmul_batch_finish")
     assert sum(name not in helpers for name in kernels) == a_layer * len(config.layers) + 6
 
 

@@ -58,6 +58,7 @@ class Bench:
             states={},
             norms={},
             constant=lambda array: 0,
+            derived=lambda key, nbytes, launches: 0,
             scratch=lambda nbytes: self.scratch,
             counters=lambda count: self.zeros,
         )
@@ -234,7 +235,7 @@ def test_bias_and_residual(bench: Bench, rows: int) -> None:
     assert error(found, x @ w.T + bias + residual) < TOLERANCE
 
 
-@pytest.mark.parametrize("rows", [1, 2, 20, 150])
+@pytest.mark.parametrize("rows", [1, 2, 5, 12, 20, 150])
 def test_normed(bench: Bench, rows: int) -> None:
     """The norm of x, taken in by every path."""
     group, (w,) = bench.group([BY_NAME["q4_K"]], 1536, [208])

@@ -81,6 +81,11 @@ class Settings:
     cuda_generic: bool = _row(
         _boolean, False, "Use the CUDA kernels of cards before Hopper on every card."
     )
+    cuda_halves: bool = _row(
+        _boolean,
+        False,
+        "Keep weights on the GPU as halves, too: faster prompts, for 2 bytes a weight more.",
+    )
     no_fuse_qkv: bool = _row(_boolean, False, "Keep Q, K and V projections as separate nodes.")
     no_fuse_ffn: bool = _row(_boolean, False, "Keep gate and up projections as separate nodes.")
     no_prefix_cache: bool = _row(_boolean, False, "Never reuse KV pages between requests.")

@@ -231,6 +231,7 @@ class CudaBackend:
             states=self._states,
             norms=norms,
             constant=self._constant,
+            derived=self._derived,
             scratch=self._take_scratch,
             counters=self._take_counters,
         )
@@ -266,6 +267,11 @@ class CudaBackend:
         return self._store.resident(
             key, array.nbytes, lambda address: self.device.upload(address, array)
         )
+
+    def _derived(
+        self, key: Hashable, nbytes: int, launches: Callable[[int], Sequence[Launch]]
+    ) -> int:
+        return self._store.resident(key, nbytes, lambda address: self.device.run(launches(address)))
 
     def _take_scratch(self, nbytes: int, name: str = "work") -> int:
         # an outgrown block stays allocated: programs compiled earlier use it

@@ -115,6 +115,7 @@ def _lowered(
         states={name: KVState(spec, 0) for name, spec in split.graph.states.items()},
         norms=norms,
         constant=ledger.constant,
+        derived=lambda key, nbytes, launches: ledger.resident(key, nbytes, lambda address: None),
         scratch=ledger.take,
         counters=lambda count: 0,
     )

@@ -118,6 +118,8 @@ class Context:
         norms: norms that become part of their readers, by node id.
         settings: the A/B switches.
         constant: makes an array of constants resident, answers its address.
+        derived: takes a key, a number of bytes and what launches write them to an address; makes
+            the result resident, once, and answers its address.
         scratch: takes bytes, and a name where an op needs two that do not overlap; answers memory
             that ops running one after another share, so it holds nothing when an op starts.
         counters: takes a number of 32-bit counters, answers memory that is zero whenever an op
@@ -133,6 +135,7 @@ class Context:
     states: Mapping[str, KVState]
     norms: Mapping[int, Node]
     constant: Callable[[NDArray[np.generic]], int]
+    derived: Callable[[Hashable, int, Callable[[int], Sequence[Launch]]], int]
     scratch: Scratch
     counters: Callable[[int], int]
 

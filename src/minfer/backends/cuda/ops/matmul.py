@@ -1,8 +1,8 @@
 """Matrix products: `matmul`, `fused_ffn`, and the projections of `fused_qkv`.
 
-Single rows stream the packed weight once (`matmul_vec`, `matmul_batch`); the other rows multiply
-on weights expanded to halves in scratch. Geometry is `matmul_choose`'s, the packed layout
-`matmul_pack`'s.
+Single rows stream the packed weight once (`matmul_vec`, `matmul_batch`, `matmul_batch_sm90`); the
+other rows multiply on weights expanded to halves, in scratch, or once for all with the setting
+`cuda_halves`. Geometry is `matmul_choose`'s, the packed layout `matmul_pack`'s.
 """
 
 from __future__ import annotations
@@ -123,7 +123,8 @@ def _single(product: Product, ctx: Context) -> list[Launch]:
     while first < rows:
         if name == "matmul_batch_sm90":
             n = min(choose.MAX_BATCH_ROWS, rows - first)
-            launches += hopper_batch_launches(product, first, n, ctx)
+            wide = choose.hopper_batch(product.group, ctx.facts)
+            launches += hopper_batch_launches(product, first, n, wide, ctx)
         else:
             variant = choose.batch(product.group, rows - first, ctx.facts)
             n = min(variant.columns, rows - first)
@@ -253,10 +254,11 @@ def batch_kernels(group: Group, epilogue: int, variant: choose.Batch) -> tuple[K
     )
 
 
-def hopper_batch_launches(product: Product, first: int, rows: int, ctx: Context) -> list[Launch]:
+def hopper_batch_launches(
+    product: Product, first: int, rows: int, variant: choose.HopperBatch, ctx: Context
+) -> list[Launch]:
     """The launches of `matmul_batch_sm90` for `rows` single rows from `first` on."""
     group = product.group
-    variant = choose.hopper_batch(group, ctx.facts)
     skip = 4 * first * group.n_outputs
     columns = blocks(rows, 8) * 8
     x = ctx.scratch(columns * blocks(group.n_cols, 128) * 256)
@@ -306,11 +308,21 @@ def _many(product: Product, ctx: Context) -> list[Launch]:
     variant = choose.gemm(group, rows, ctx.facts)
     strips = blocks(group.n_cols, 128)
     x_bytes, w_bytes = variant.padded * strips * 256, group.n_rows * strips * 256
-    scratch = ctx.scratch(x_bytes + w_bytes)
+
+    def expand(to: int) -> list[Launch]:
+        return expand_launches(group, product.weights, to)
+
+    if ctx.settings.cuda_halves:
+        x, expansion = ctx.scratch(x_bytes), []
+        w = ctx.derived(("halves", *group.key), w_bytes, expand)
+    else:
+        x = ctx.scratch(x_bytes + w_bytes)
+        w = x + x_bytes
+        expansion = expand(w)
     return [
-        *expand_launches(group, product.weights, scratch + x_bytes),
-        act_launch(product.x, product.single_rows, scratch, rows, variant.padded, group),
-        gemm_launch(product, scratch, scratch + x_bytes, ctx.input("counts"), variant),
+        *expansion,
+        act_launch(product.x, product.single_rows, x, rows, variant.padded, group),
+        gemm_launch(product, x, w, ctx.input("counts"), variant),
     ]
 
 
@@ -339,14 +351,26 @@ def expand_kernel(format: Format) -> Kernel:
 def act_launch(x: Normed, first: int, out: int, rows: int, padded: int, group: Group) -> Launch:
     """Make chunked halves of `rows` rows of x from `first` on, and zeros up to `padded` rows."""
     strips = blocks(group.n_cols, 128)
-    args = (x.x + 4 * first * group.n_cols, x.norm, out, rows, padded, group.n_cols, strips, x.eps)
-    grid = (1, padded, 1) if x.norm else (blocks(strips * 16, 256), padded, 1)
-    return Launch(act_kernel(), grid, 256, args)
+    shape = (rows, padded, group.n_cols, strips)
+    source = x.x + 4 * first * group.n_cols
+    if x.norm:
+        args = (source, x.norm, out, *shape, x.eps)
+        return Launch(act_kernels(group.n_cols)[1], (padded, 1, 1), ACT_THREADS, args)
+    grid = (blocks(strips * 16, 256), padded, 1)
+    return Launch(act_kernels()[0], grid, 256, (source, out, *shape))
 
 
-def act_kernel() -> Kernel:
-    """The kernel `matmul_act`."""
-    return kernel("ops/matmul_expand.cu", "matmul_act", "p p p i i i i f")
+ACT_THREADS = 512
+"""Of a block that norms a row."""
+
+
+def act_kernels(n_cols: int = 0) -> tuple[Kernel, Kernel]:
+    """The kernels `matmul_act` and, for rows of so many values, `matmul_act_normed`."""
+    per = max(1, blocks(n_cols, 8 * ACT_THREADS))
+    return (
+        kernel("ops/matmul_act.cu", "matmul_act", "p p i i i i", PER=1),
+        kernel("ops/matmul_act.cu", "matmul_act_normed", "p p p i i i i f", PER=per),
+    )
 
 
 def gemm_launch(product: Product, x: int, w: int, counts: int, variant: choose.Gemm) -> Launch:
@@ -403,7 +427,7 @@ def kernels(facts: Facts) -> Sequence[Kernel]:
     specs = (WeightSpec(q4, (3584, 3584)), WeightSpec(q4, (3584, 512)), WeightSpec(q6, (3584, 512)))
     mixed = Group(("q", "k", "v"), specs)
     found += _single_kernels(mixed, PLAIN, (1, 2, 8, 16, 64), facts)
-    found.append(act_kernel())
+    found += [*act_kernels(), act_kernels(16384)[1]]
     hopper = facts.hopper
     for tile_n in (128, 192, 224, 256) if hopper else (128,):
         for epilogue in (PLAIN, SILU, GELU):

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import product
 from typing import TYPE_CHECKING
 
 from minfer.backends.cuda.ops import matmul_pack
@@ -154,21 +155,22 @@ def batch(group: Group, rows: int, facts: Facts) -> Batch:
     for columns in (64, 32, 16, 8):
         if columns > 8 and rows <= columns // 2:
             continue
-        if found := list(_batches(group, columns, ranks, facts)):
-            return min(found, key=lambda v: _batch_cost(group, v, facts))
+        if found := list(batches(group, columns, ranks, facts)):
+            return min(found, key=lambda v: batch_cost(group, v, facts))
     raise ValueError(f"8 rows do not fit {facts.shared_limit} bytes of shared memory")
 
 
 def _ranks(group: Group, facts: Facts) -> int:
     """Blocks that share the K of their tiles: numerics, so one number for all numbers of rows."""
     most = min(8 if facts.hopper else 16, blocks(group.n_cols, PIECE))
-    found = [v for ranks in range(1, most + 1) for v in _batches(group, 16, ranks, facts)]
+    found = [v for ranks in range(1, most + 1) for v in batches(group, 16, ranks, facts)]
     if not found:
         return 1
-    return min(found, key=lambda v: _batch_cost(group, v, facts)).ranks
+    return min(found, key=lambda v: batch_cost(group, v, facts)).ranks
 
 
-def _batches(group: Group, columns: int, ranks: int, facts: Facts) -> Iterator[Batch]:
+def batches(group: Group, columns: int, ranks: int, facts: Facts) -> Iterator[Batch]:
+    """All that fit, for a number of columns and of blocks that share K."""
     even = all(s.n_tiles % 2 == 0 for s in group.segments[:-1])
     for tiles in (1, 2) if even else (1,):
         # A quarter of the registers serves three warps; two where one needs more than 168 a thread,
@@ -191,7 +193,7 @@ def _batches(group: Group, columns: int, ranks: int, facts: Facts) -> Iterator[B
                     break
 
 
-def _batch_cost(group: Group, variant: Batch, facts: Facts) -> float:
+def batch_cost(group: Group, variant: Batch, facts: Facts) -> float:
     """Cycles of the busiest multiprocessor, roughly: the model of `matmul_batch`'s time."""
     warps, tiles, eights = variant.warps, variant.tiles, variant.columns // 8
     instructions = warps * (tiles * (230 + 16 * eights) + 8 * eights + 60)
@@ -258,33 +260,29 @@ MAX_EXPANDERS = 10
 
 def hopper_batch(group: Group, facts: Facts) -> HopperBatch:
     """The geometry for 17 to 64 single rows on Hopper: the one whose busiest block does least."""
-    n_pieces = blocks(group.n_cols, PIECE)
-    found = [
-        variant
-        for tiles in range(2, MAX_EXPANDERS + 1)
-        for ranks in range(1, min(8, n_pieces) + 1)
-        if (variant := _hopper_batch(group, tiles, ranks, facts))
-    ]
-    return min(found, key=lambda v: _hopper_cost(group, v))
+    return min(hopper_batches(group, facts), key=lambda v: hopper_cost(group, v))
 
 
-def _hopper_batch(group: Group, tiles: int, ranks: int, facts: Facts) -> HopperBatch | None:
-    across = blocks(group.n_tiles, tiles)
-    at_once = _at_once(ranks, facts.n_sms)
-    if ranks > 1 and across * ranks > at_once:
-        return None
-    n = matmul_pack.TILE * tiles
-    warps = tiles if 2 * tiles > MAX_EXPANDERS else 2 * tiles
-    for ring, stages, x_slots in ((3, 3, 4), (3, 3, 3), (2, 3, 4), (2, 3, 3), (2, 2, 4), (2, 2, 3)):
-        x_kb = x_slots * MAX_BATCH_ROWS // 4
-        shared = 1024 + stages * 256 * n + 1024 * x_kb + ring * tiles * piece_bytes(group)
-        if shared + 1024 <= facts.shared_limit:
-            grid = min(at_once, across * ranks)
-            return HopperBatch(tiles, warps, ring, stages, x_kb, ranks, grid, shared)
-    return None
+def hopper_batches(group: Group, facts: Facts) -> Iterator[HopperBatch]:
+    """All that fit, of equal shapes the deeper rings first."""
+    for tiles, ranks in product(range(2, MAX_EXPANDERS + 1), range(1, 9)):
+        at_once, grid = _at_once(ranks, facts.n_sms), blocks(group.n_tiles, tiles) * ranks
+        if ranks > 1 and (grid > at_once or ranks > blocks(group.n_cols, PIECE)):
+            continue
+        warps = tiles if 2 * tiles > MAX_EXPANDERS else 2 * tiles
+        for ring, stages, x_slots in _DEPTHS:
+            x_kb = x_slots * MAX_BATCH_ROWS // 4
+            shared = 2048 + stages * 4096 * tiles + 1024 * x_kb + ring * tiles * piece_bytes(group)
+            if shared <= facts.shared_limit:
+                grid = min(at_once, grid)
+                yield HopperBatch(tiles, warps, ring, stages, x_kb, ranks, grid, shared - 1024)
 
 
-def _hopper_cost(group: Group, variant: HopperBatch) -> float:
+_DEPTHS = ((3, 3, 4), (3, 3, 3), (2, 3, 4), (2, 3, 3), (2, 2, 4), (2, 2, 3))
+"""Slots of packed weights, of expanded ones, and of 64 rows of x."""
+
+
+def hopper_cost(group: Group, variant: HopperBatch) -> float:
     """Cycles of the busiest block, roughly: the model of `matmul_batch_sm90`'s time."""
     n = matmul_pack.TILE * variant.tiles
     raw = variant.tiles * piece_bytes(group) / 2  # bytes of 128 of K
