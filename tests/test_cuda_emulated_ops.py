@@ -8,7 +8,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from backend_runner import run
-from cuda_layers import table_launches
+from cuda_lowering import lower
 from emulated import AMPERE, HOPPER, emulated_backend, emulator, reason_against
 from op_cases import Case, cases, relative_error
 
@@ -19,17 +19,31 @@ REASON = reason_against()
 pytestmark = pytest.mark.skipif(REASON is not None, reason=str(REASON))
 
 
-@pytest.fixture(scope="module", params=[HOPPER, AMPERE], ids=["hopper", "ampere"])
-def card(request: pytest.FixtureRequest) -> Facts:
-    """A card, its kernels of the table compiled together."""
-    facts: Facts = request.param
-    kernels = [*matmul_pack.kernels(), *(launch.kernel for launch in table_launches(facts))]
-    emulator(facts).prepare(kernels)
-    return facts
+ON_AMPERE = ("matmul", "fused_ffn"), ("f16", "q4_1", "q4_K", "q6_K", "q8_0", "iq4_nl")
+"""Ops that have kernels of their own on cards before Hopper, and a type of each kind of layout."""
 
 
-@pytest.mark.parametrize("case", list(cases()), ids=lambda c: c.name)
-def test_op(card: Facts, case: Case) -> None:
+def on_ampere(case: Case) -> bool:
+    """Whether a case is worth running there, too."""
+    op, *rest = case.name.split("-")
+    return op in ON_AMPERE[0] and rest[0] in ON_AMPERE[1]
+
+
+TABLE = [(HOPPER, case) for case in cases()]
+TABLE += [(AMPERE, case) for case in cases() if on_ampere(case)]
+
+
+@pytest.fixture(scope="module")
+def compiled() -> None:
+    """The kernels of the table, compiled together."""
+    for card in (HOPPER, AMPERE):
+        launches = [x for facts, case in TABLE if facts is card for x in lower(case.graph, card)]
+        kernels = (launch.kernel for launch in launches)
+        emulator(card).prepare([*kernels, *(matmul_pack.kernels() if card is HOPPER else ())])
+
+
+@pytest.mark.parametrize(("card", "case"), TABLE, ids=lambda v: v.name.rpartition(" ")[2].lower())
+def test_op(compiled: None, card: Facts, case: Case) -> None:
     early, late = (
         run(emulated_backend(card, late), case.graph, case.inputs, case.weights)[0][case.rows]
         for late in (False, True)

@@ -45,7 +45,7 @@ class EmulatedDevice:
         self.faults = Faults()
         self.launches = 0
         self._emulator = emulator(facts)
-        self._late = late
+        self.late = late
         self._blocks: dict[int, tuple[Bytes, int]] = {}  # address -> memory with margins, bytes
 
     # ---- kernels --------------------------------------------------------------------------------
@@ -68,7 +68,7 @@ class EmulatedDevice:
             BackendError: when a kernel broke a rule, or wrote where nothing is.
         """
         for launch in frozen:
-            self._emulator.run(launch, self._late)
+            self._emulator.run(launch, self.late)
             self._check_margins(str(launch.kernel))
         self.launches += len(frozen)
 

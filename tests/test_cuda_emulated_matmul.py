@@ -1,0 +1,180 @@
+"""Matrix products by the CUDA kernels, emulated: rings, clusters, both sorts of tensor cores.
+
+The shapes are small ones of `test_cuda_matmul.py`, whose bench runs here without a GPU. Everything
+runs by both schedules of the emulator and must give the same bits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+from unittest import mock
+
+import numpy as np
+import pytest
+from emulated import AMPERE, HOPPER, EmulatedDevice, reason_against
+from test_cuda_matmul import TOLERANCE, Bench, error
+
+from minfer.backends.cuda.device import Facts
+from minfer.backends.cuda.launch import Launch
+from minfer.backends.cuda.ops import matmul, matmul_pack
+from minfer.backends.cuda.ops import matmul_choose as choose
+from minfer.backends.cuda.ops.base import Normed
+from minfer.backends.cuda.ops.matmul import GELU, SILU, Product
+from minfer.backends.cuda.ops.matmul_pack import Group
+from minfer.dtypes import BY_NAME, DType
+from minfer.graph import WeightSpec
+
+REASON = reason_against()
+pytestmark = pytest.mark.skipif(REASON is not None, reason=str(REASON))
+
+
+TYPES = ("q4_K", "q6_K", "q8_0", "q5_0", "f16")
+ROWS = (1, 2, 3, 8, 16, 17, 33, 64, 70)
+
+
+def width(dtype: DType) -> int:
+    return 1280 if dtype.block_items == 256 else 928
+
+
+class EmulatedBench(Bench):
+    """A bench on an emulated card."""
+
+    def __init__(self, facts: Facts) -> None:
+        self.emulated = EmulatedDevice(facts)
+        with mock.patch("minfer.backends.cuda.device.Device", lambda settings, say: self.emulated):
+            super().__init__(facts.generic)
+
+    def prepare(self, generic: bool) -> None:
+        """Compile what the sweeps over types need, together."""
+        launches: list[Launch] = []
+        for name in TYPES:
+            dtype = BY_NAME[name]
+            for n_cols, n_rows, rows in (
+                (width(dtype), 88, [(n, n) for n in ROWS]),
+                (512, 200, [(140, 3)]),
+            ):
+                group = Group(("w",), (WeightSpec(dtype, (n_cols, n_rows)),))
+                launches += matmul_pack.pack(group, 0, 0, 0)
+                for n, single in rows:
+                    product = Product(group, 0, Normed(0), 0, n, single)
+                    launches += matmul.project(product, self.context)
+        self.device.prepare(launch.kernel for launch in launches)
+
+    def run(self, *args: Any, **more: Any) -> Any:
+        """The product by both schedules, which agree."""
+        results = []
+        for self.emulated.late in (False, True):
+            results.append(super().run(*args, **more))
+        np.testing.assert_array_equal(*results)
+        return results[0]
+
+    def kernel(self, group: Any, rows: int) -> str:
+        """The kernel of so many single rows."""
+        return choose.single_rows_kernel(group, rows, self.device.facts)
+
+
+@pytest.fixture(scope="module", params=[HOPPER, AMPERE], ids=["hopper", "ampere"])
+def bench(request: pytest.FixtureRequest) -> Iterator[EmulatedBench]:
+    made = EmulatedBench(request.param)
+    yield made
+    made.device.close()
+
+
+@pytest.mark.parametrize("name", TYPES)
+def test_single_rows(bench: EmulatedBench, name: str) -> None:
+    """Right, and a row's bits are those it has among any other rows of the same kernel."""
+    dtype = BY_NAME[name]
+    group, (w,) = bench.group([dtype], width(dtype), [88])
+    x = bench.activations(70, width(dtype))
+    seen: dict[str, Any] = {}
+    for rows in ROWS:
+        found = bench.run(group, x[:rows], rows)
+        assert error(found, x[:rows] @ w.T) < TOLERANCE, rows
+        before = seen.setdefault(bench.kernel(group, rows), found)
+        np.testing.assert_array_equal(before, found[: len(before)], f"{rows} rows")
+
+
+@pytest.mark.parametrize("name", TYPES)
+def test_many_rows(bench: EmulatedBench, name: str) -> None:
+    dtype = BY_NAME[name]
+    group, (w,) = bench.group([dtype], 512, [200])
+    for rows, single in ((17, 0), (140, 3)):
+        x = bench.activations(rows, 512)
+        assert error(bench.run(group, x, single), x @ w.T) < TOLERANCE, rows
+
+
+@pytest.mark.parametrize("n_out", [96, 33])
+@pytest.mark.parametrize("rows, single", [(1, 1), (2, 2), (7, 7), (20, 20), (20, 0)])
+def test_bias_and_residual_are_the_ops_alone(
+    bench: EmulatedBench, rows: int, single: int, n_out: int
+) -> None:
+    """Bit for bit the product, then the bias added, then the residual."""
+    group, _ = bench.group([BY_NAME["q4_K"]], 768, [n_out])
+    x = bench.activations(rows, 768)
+    bias = bench.rng.standard_normal(n_out).astype(np.float32)
+    residual = bench.rng.standard_normal((rows, n_out)).astype(np.float32)
+    plain = bench.run(group, x, single)
+    np.testing.assert_array_equal(bench.run(group, x, single, bias=bias), plain + bias)
+    np.testing.assert_array_equal(bench.run(group, x, single, residual=residual), plain + residual)
+    both = bench.run(group, x, single, bias=bias, residual=residual)
+    np.testing.assert_array_equal(both, (plain + bias) + residual)
+
+
+@pytest.mark.parametrize("rows, single", [(1, 1), (9, 9), (20, 20), (30, 2)])
+def test_normed(bench: EmulatedBench, rows: int, single: int) -> None:
+    group, (w,) = bench.group([BY_NAME["q8_0"]], 544, [48])
+    x = bench.activations(rows, 544)
+    weight = bench.rng.standard_normal(544).astype(np.float32)
+    normed = x / np.sqrt(np.mean(x.astype(np.float64) ** 2, 1, keepdims=True) + 1e-5) * weight
+    assert error(bench.run(group, x, single, norm=weight), normed @ w.T) < TOLERANCE
+
+
+@pytest.mark.parametrize("rows, single", [(1, 1), (7, 7), (33, 33), (150, 2)])
+def test_side_by_side(bench: EmulatedBench, rows: int, single: int) -> None:
+    types = [BY_NAME[n] for n in ("q4_K", "q4_K", "q6_K")]
+    group, values = bench.group(types, 1024, [160, 32, 32])
+    x = bench.activations(rows, 1024)
+    found = bench.run(group, x, single)
+    assert error(found, x @ np.concatenate(values).T) < TOLERANCE
+
+
+@pytest.mark.parametrize(
+    "rows, single, epilogue", [(1, 1, SILU), (8, 8, GELU), (20, 20, SILU), (40, 0, GELU)]
+)
+def test_gated(bench: EmulatedBench, rows: int, single: int, epilogue: int) -> None:
+    group, (gate, up) = bench.group([BY_NAME["q4_K"]] * 2, 512, [88, 88], paired=True)
+    x = bench.activations(rows, 512)
+    g = x.astype(np.float64) @ gate.T
+    if epilogue == SILU:
+        act = g / (1 + np.exp(-g))
+    else:
+        act = 0.5 * g * (1 + np.tanh(np.sqrt(2 / np.pi) * (g + 0.044715 * g**3)))
+    assert error(bench.run(group, x, single, epilogue), act * (x @ up.T)) < 2 * TOLERANCE
+
+
+def test_padded_rows_are_left_alone(bench: EmulatedBench) -> None:
+    group, (w,) = bench.group([BY_NAME["q4_K"]], 512, [64])
+    x = bench.activations(300, 512)
+    x[140:] = np.nan
+    assert error(bench.run(group, x, 0)[:140], x[:140] @ w.T) < TOLERANCE
+
+
+@pytest.mark.parametrize("n_sms", [1, 7, 132])
+def test_blocks_of_one_row_take_any_number_of_tiles(bench: EmulatedBench, n_sms: int) -> None:
+    """The same bits whatever the grid and the depth of the rings."""
+    group, _ = bench.group([BY_NAME["q4_K"]], 2560, [176])
+    x = bench.activations(1, 2560)
+    expected = bench.run(group, x, 1)
+    device = bench.device
+    address, out = device.allocate(x.nbytes, "x"), device.allocate(expected.nbytes, "out")
+    device.upload(address, x)
+    product = Product(group, bench.store.address(group.key), Normed(address), out, 1, 1)
+    for stages in (2, 3):
+        launch = matmul.vec_launch(product, 0, choose.vec_geometry(group, 1, stages, n_sms))
+        if launch.shared > device.facts.shared_limit:
+            continue
+        device.fill(out, 0xFF, expected.nbytes)
+        device.run([launch])
+        found = device.download(out, expected.nbytes).view(np.float32)
+        np.testing.assert_array_equal(found, expected[0])

@@ -1,0 +1,92 @@
+"""Fused nodes, choosing tokens and whole models by the CUDA kernels, emulated.
+
+The tests are those of a GPU, over an emulated card: `test_cuda_fused.py`, `test_cuda_sample.py`,
+and of `test_cuda_models.py` what is soon done.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import test_cuda_fused
+import test_cuda_models
+import test_cuda_sample
+from emulated import AMPERE, HOPPER, EmulatedDevice, reason_against
+from test_cuda_fused import (
+    test_a_product_with_its_residual_is_its_chain,
+    test_fused_ffn_is_its_chain,
+)
+from test_cuda_sample import (
+    test_broken_rows_are_told,
+    test_equal_logits_rank_by_rising_id,
+)
+from tiny_models import TINY
+
+from minfer.backends.cuda.device import Facts
+from minfer.dtypes import F16, Q8_0
+
+REASON = reason_against()
+pytest_plugins = ["cuda_fixtures"]
+pytestmark = pytest.mark.skipif(REASON is not None, reason=str(REASON))
+
+
+@pytest.fixture(autouse=True)
+def card(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Facts:
+    """A card in place of this machine's: a Hopper, unless the test names another."""
+    facts: Facts = getattr(request, "param", HOPPER)
+    monkeypatch.setattr(
+        "minfer.backends.cuda.backend.Device", lambda settings, say: EmulatedDevice(facts)
+    )
+    return facts
+
+
+QKV: tuple[dict[str, Any], ...] = (
+    {"types": ("q4_K", "q4_K", "q6_K"), "head_dim": 128, "bias": True, "norm": False, "kv": "f16"},
+    {"types": ("q8_0",) * 3, "head_dim": 64, "bias": False, "norm": True, "kv": "q8_0"},
+    {"types": ("q4_0",) * 3, "head_dim": 80, "bias": False, "norm": False, "kv": "f32"},
+)
+
+
+@pytest.mark.parametrize("single_rows", [9, 4, 0])
+@pytest.mark.parametrize("options", QKV, ids=lambda options: options["kv"])
+def test_fused_qkv(gpu: Any, single_rows: int, options: dict[str, Any]) -> None:
+    style = "interleaved" if options["head_dim"] == 80 else "neox"
+    test_cuda_fused.test_fused_qkv_is_its_chain(gpu, style, single_rows=single_rows, **options)
+
+
+@pytest.mark.parametrize("n_vocab", [1, 500, 4097, 20_000])
+def test_filters_and_draws(gpu: Any, n_vocab: int) -> None:
+    test_cuda_sample.test_filters_and_draws(gpu, n_vocab, 1.0)
+
+
+@pytest.mark.parametrize("name", TINY)
+def test_logits_of_a_prompt(name: str) -> None:
+    test_cuda_models.test_logits_are_those_of_hugging_face(name, single=False, cache_type=F16)
+
+
+@pytest.mark.parametrize("card", [AMPERE], indirect=True, ids=["ampere"])
+def test_logits_of_a_prompt_before_hopper(card: Facts) -> None:
+    test_cuda_models.test_logits_are_those_of_hugging_face("qwen2", single=False, cache_type=Q8_0)
+
+
+def test_logits_row_by_row() -> None:
+    test_cuda_models.test_logits_are_those_of_hugging_face("llama", single=True, cache_type=F16)
+
+
+@pytest.mark.parametrize(
+    ("card", "name"),
+    [(HOPPER, "gemma3"), (AMPERE, "qwen3")],
+    indirect=["card"],
+    ids=["hopper-gemma3", "ampere-qwen3"],
+)
+def test_greedy_tokens(card: Facts, name: str) -> None:
+    test_cuda_models.test_greedy_tokens_are_those_of_hugging_face(name, {})
+
+
+__all__ = [
+    "test_a_product_with_its_residual_is_its_chain",
+    "test_broken_rows_are_told",
+    "test_equal_logits_rank_by_rising_id",
+    "test_fused_ffn_is_its_chain",
+]
