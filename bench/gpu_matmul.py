@@ -104,7 +104,7 @@ class Bench:
             states={},
             norms={},
             constant=lambda array: 0,
-            derived=lambda key, nbytes, launches: 0,
+            halves=lambda key: 0,
             scratch=self._scratch,
             counters=lambda count: self.zeros,
         )
@@ -312,7 +312,7 @@ def _geometries(bench: Bench, group: Group, rows: int) -> list[Make]:
             for v in few
             if v.shared <= facts.shared_limit
         ]
-    columns = next(c for c in (8, 16, 32, 64) if c >= rows)
+    columns = next((c for c in (8, 16, 32) if c >= rows), 64)
     some = [v for ranks in range(1, 9) for v in choose.batches(group, columns, ranks, facts)]
     some.sort(key=lambda v: choose.batch_cost(group, v, facts))
     makes: list[Make] = [

@@ -63,7 +63,7 @@ def _lower(
         states={name: KVState(spec, 1 << 34) for name, spec in graph.states.items()},
         norms=norms,
         constant=lambda array: 1 << 35,
-        derived=lambda key, nbytes, launches: 1 << 39,
+        halves=lambda key: (1 << 39) * int(settings.get("cuda_halves", False)),
         scratch=lambda nbytes, name="work": 1 << 37,
         counters=lambda count: 1 << 38,
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
@@ -28,10 +29,13 @@ from minfer.settings import Settings
 
 pytest_plugins = ["cuda_fixtures"]
 
+USUAL = Settings()
 SIZES = EngineConfig(n_ctx=256, n_cells=4096, max_sequences=4, prefill_rows=128)
 
 
-def foretold(name: str, n_layers: int | None = None) -> tuple[int, int]:
+def foretold(
+    name: str, n_layers: int | None = None, settings: Settings = USUAL
+) -> tuple[int, int]:
     """What a tiny model's first blocks, or all of it, take: the arena, and all else."""
     config, weights = model_config(tiny(name)), file_weights(tiny(name))
     devices = [Device(OnPaper(), n_layers), Device(PartialReference("cpu"))]
@@ -46,7 +50,7 @@ def foretold(name: str, n_layers: int | None = None) -> tuple[int, int]:
         if segment.backend == "cuda"
     ]
     arena = max(plan.arena_bytes["cuda"] for plan in plans)
-    return arena, foresight.footprint(splits, weights, H200, Settings())
+    return arena, foresight.footprint(splits, weights, H200, settings)
 
 
 @pytest.mark.parametrize("name", TINY)
@@ -56,6 +60,18 @@ def test_weights_states_and_scratch_are_in_it(name: str) -> None:
     cache = kv_bytes_a_cell(config, SIZES.cache_type) * SIZES.n_cells
     in_file = sum(w.data.nbytes for w in file_weights(tiny(name)).values())
     assert cache + in_file < nbytes < cache + 3 * in_file + (16 << 20)
+
+
+def test_halves_take_two_bytes_a_weight() -> None:
+    """Those of the blocks: the head never multiplies rows of prompts."""
+    name = "qwen2"
+    blocks = sum(
+        2 * math.prod(weight.spec.shape)
+        for key, weight in file_weights(tiny(name)).items()
+        if key.startswith("blk.") and len(weight.spec.shape) == 2
+    )
+    more = foretold(name, settings=Settings(cuda_halves=True))[1] - foretold(name)[1]
+    assert 0.5 * blocks < more < 1.5 * blocks  # rows are padded, and nothing expands in scratch
 
 
 def test_a_block_more_takes_more() -> None:

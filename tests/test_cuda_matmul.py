@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
 
@@ -10,6 +11,7 @@ import numpy as np
 import pytest
 
 from minfer.backends.base import Weight
+from minfer.backends.cuda.device import Facts
 from minfer.backends.cuda.launch import Launch
 from minfer.backends.cuda.ops import matmul, matmul_pack
 from minfer.backends.cuda.ops import matmul_choose as choose
@@ -58,7 +60,7 @@ class Bench:
             states={},
             norms={},
             constant=lambda array: 0,
-            derived=lambda key, nbytes, launches: 0,
+            halves=lambda key: 0,
             scratch=lambda nbytes: self.scratch,
             counters=lambda count: self.zeros,
         )
@@ -236,14 +238,30 @@ def test_bias_and_residual(bench: Bench, rows: int) -> None:
 
 
 @pytest.mark.parametrize("rows", [1, 2, 5, 12, 20, 150])
-def test_normed(bench: Bench, rows: int) -> None:
-    """The norm of x, taken in by every path."""
-    group, (w,) = bench.group([BY_NAME["q4_K"]], 1536, [208])
-    x = bench.activations(rows, 1536)
-    weight = bench.rng.standard_normal(1536).astype(np.float32)
+@pytest.mark.parametrize("name, n_cols", [("q4_K", 1536), ("f16", 4104), ("q4_K", 8192)])
+def test_normed(bench: Bench, name: str, n_cols: int, rows: int) -> None:
+    """The norm of x, taken in by every path; its wide rows are more than a vector a thread."""
+    group, (w,) = bench.group([BY_NAME[name]], n_cols, [208])
+    x = bench.activations(rows, n_cols)
+    weight = bench.rng.standard_normal(n_cols).astype(np.float32)
     normed = x / np.sqrt(np.mean(x.astype(np.float64) ** 2, 1, keepdims=True) + 1e-5) * weight
     found = bench.run(group, x, rows if rows < 100 else 3, norm=weight)
     assert error(found, normed @ w.T) < TOLERANCE
+
+
+def test_kept_halves_give_the_same_bits(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    group, _ = bench.group([BY_NAME["q4_K"], BY_NAME["q6_K"]], 1024, [208, 48])
+    x = bench.activations(40, 1024)
+    expected = bench.run(group, x, 0)
+    strips = group.n_cols // 128
+    kept = bench.device.allocate(group.n_rows * strips * 256, "halves")
+    bench.device.run(matmul.expand_launches(group, bench.store.address(group.key), kept))
+    monkeypatch.setattr(bench, "context", replace(bench.context, halves=lambda key: kept))
+    product = Product(group, 0, Normed(0), 0, 40, 0)
+    names = [launch.kernel.name for launch in matmul.project(product, bench.context)]
+    assert "matmul_expand" not in names
+    assert np.array_equal(bench.run(group, x, 0), expected)
+    bench.device.free(kept)
 
 
 @pytest.mark.parametrize("rows", [1, 7, 33, 300])
@@ -293,18 +311,46 @@ def test_rows_of_any_magnitude(bench: Bench) -> None:
                 assert not found[:, i : i + 16].any()
 
 
-def test_every_geometry_gives_the_same_bits(bench: Bench) -> None:
+Make = Callable[[Product, Context], list[Launch]]
+
+
+def geometries(group: Group, rows: int, facts: Facts) -> list[Make]:
+    """Some of those in which so many single rows are computed, all adding in the same order."""
+    kernel = choose.single_rows_kernel(group, rows, facts)
+    if kernel == "matmul_vec":
+        cards = ((3, 132), (2, 7), (2, 1), (4, 60))
+        few = [choose.vec_geometry(group, rows, stages, n_sms) for stages, n_sms in cards]
+        return [lambda p, ctx, v=v: [matmul.vec_launch(p, 0, v)] for v in few]
+    if kernel == "matmul_batch_sm90":
+        ranks = choose.hopper_batch(group, facts).ranks
+        wide = [v for v in choose.hopper_batches(group, facts) if v.ranks == ranks]
+        return [
+            lambda p, ctx, v=v: matmul.hopper_batch_launches(p, 0, rows, v, ctx)
+            for v in wide[:: len(wide) // 5 + 1]
+        ]
+    usual = choose.batch(group, rows, facts)
+    some = list(choose.batches(group, usual.columns, usual.ranks, facts))
+    return [
+        lambda p, ctx, v=v: matmul.batch_launches(p, 0, rows, v, ctx)
+        for v in some[:: len(some) // 5 + 1]
+    ]
+
+
+@pytest.mark.parametrize("rows", [1, 5, 20])
+def test_every_geometry_gives_the_same_bits(bench: Bench, rows: int) -> None:
     group, _ = bench.group([BY_NAME["q4_K"]], 9472, [176])
-    x = bench.activations(1, 9472)
-    expected = bench.run(group, x, 1)
+    x = bench.activations(rows, 9472)
+    expected = bench.run(group, x, rows)
     device = bench.device
     address = device.allocate(x.nbytes, "x")
     out = device.allocate(expected.nbytes, "out")
-    device.upload(address, x)
-    product = Product(group, bench.store.address(group.key), Normed(address), out, 1, 1)
-    for stages, sms in ((3, 132), (2, 7), (2, 1), (4, 60)):
+    device.upload(address, x.astype(np.float32))
+    product = Product(group, bench.store.address(group.key), Normed(address), out, rows, rows)
+    for make in geometries(group, rows, device.facts):
         device.fill(out, 0xFF, expected.nbytes)
-        variant = choose.vec_geometry(group, 1, stages, sms)
-        device.run([matmul.vec_launch(product, 0, variant)])
+        launches = make(product, bench.context)
+        device.run(launches)
         found = device.download(out, expected.nbytes).view(np.float32)
-        assert np.array_equal(found, expected[0]), (stages, sms)
+        assert np.array_equal(found, expected.reshape(-1)), launches[-1].kernel
+    for block in (address, out):
+        device.free(block)

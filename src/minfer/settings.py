@@ -84,7 +84,7 @@ class Settings:
     cuda_halves: bool = _row(
         _boolean,
         False,
-        "Keep weights on the GPU as halves, too: faster prompts, for 2 bytes a weight more.",
+        "Keep weights on the GPU as halves, too: prompts skip an expansion, for 2 bytes a weight.",
     )
     no_fuse_qkv: bool = _row(_boolean, False, "Keep Q, K and V projections as separate nodes.")
     no_fuse_ffn: bool = _row(_boolean, False, "Keep gate and up projections as separate nodes.")

@@ -20,7 +20,7 @@ from minfer.backends.cuda.device import Device
 from minfer.backends.cuda.kv import ELEMENT_BYTES, KVState
 from minfer.backends.cuda.launch import Launch
 from minfer.backends.cuda.ops import OPS
-from minfer.backends.cuda.ops.base import COUNTERS_BYTES, Context, Store
+from minfer.backends.cuda.ops.base import COUNTERS_BYTES, Context, Store, halves_key
 from minfer.backends.cuda.program import Counters, Program
 from minfer.backends.melt import melting_norms
 from minfer.errors import BackendError, ClosedError, GraphError
@@ -64,7 +64,7 @@ class CudaBackend:
         """What ran so far: eager runs, captures, replays, launches."""
         self.graphs = not settings.no_cuda_graph
         """Whether splits are captured; turned off for good by the first failure."""
-        self._store = Store(self.device)
+        self._store = Store(self.device, settings.cuda_halves)
         self._states: dict[str, KVState] = {}
         self._arena = (0, 0)  # address, bytes
         self._generation = 0
@@ -231,7 +231,7 @@ class CudaBackend:
             states=self._states,
             norms=norms,
             constant=self._constant,
-            derived=self._derived,
+            halves=lambda key: self._store.find(halves_key(key)),
             scratch=self._take_scratch,
             counters=self._take_counters,
         )
@@ -267,11 +267,6 @@ class CudaBackend:
         return self._store.resident(
             key, array.nbytes, lambda address: self.device.upload(address, array)
         )
-
-    def _derived(
-        self, key: Hashable, nbytes: int, launches: Callable[[int], Sequence[Launch]]
-    ) -> int:
-        return self._store.resident(key, nbytes, lambda address: self.device.run(launches(address)))
 
     def _take_scratch(self, nbytes: int, name: str = "work") -> int:
         # an outgrown block stays allocated: programs compiled earlier use it

@@ -29,8 +29,8 @@ SCRATCH_GROWTH = 2.25
 
 WHEN: Mapping[str, str] = {
     "matmul_vec": "one or two single rows of quantized weights, which stay as they are",
-    "matmul_batch": "single rows: weights become halves in registers",
-    "matmul_batch_sm90": "single rows on Hopper: weights become halves in shared memory",
+    "matmul_batch": "single rows, up to 16 on Hopper: weights become halves in registers",
+    "matmul_batch_sm90": "more single rows on Hopper: weights become halves in shared memory",
     "matmul_gemm": "rows of prompts",
     "matmul_gemm_sm90": "rows of prompts on Hopper",
     "matmul_expand": "weights as halves, for rows of prompts",
@@ -45,7 +45,8 @@ WHEN: Mapping[str, str] = {
 class _Ledger(Store):
     """A store without a device, which notes what it would take and fills nothing."""
 
-    def __init__(self) -> None:
+    def __init__(self, halves: bool = False) -> None:
+        self.halves = halves
         self._addresses = {}
         self.nbytes = 0
         self.scratch: dict[str, int] = {}
@@ -73,7 +74,7 @@ def footprint(
         splits: of plans that are never run at the same time, over the same states.
         weights: of all their nodes.
     """
-    ledger = _Ledger()
+    ledger = _Ledger(settings.cuda_halves)
     states: dict[str, KVState] = {}
     on_its_way = 0  # the largest matrix as the file has it, while it is packed
     for split in splits:
@@ -115,7 +116,7 @@ def _lowered(
         states={name: KVState(spec, 0) for name, spec in split.graph.states.items()},
         norms=norms,
         constant=ledger.constant,
-        derived=lambda key, nbytes, launches: ledger.resident(key, nbytes, lambda address: None),
+        halves=lambda key: int(settings.cuda_halves),
         scratch=ledger.take,
         counters=lambda count: 0,
     )

@@ -110,15 +110,6 @@ DEVICE uint4 load16(const void* p) { return __ldg((const uint4*)p); }
 DEVICE uint2 load8(const void* p) { return __ldg((const uint2*)p); }
 DEVICE u32 load4(const void* p) { return __ldg((const u32*)p); }
 
-// 16 bytes that this kernel reads once: they need not stay in L1.
-DEVICE uint4 stream16(const void* p) {
-    uint4 v;
-    asm volatile("ld.global.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
-                 : "l"(p));
-    return v;
-}
-
 // ---- registers ----------------------------------------------------------------------------------
 
 // The same, which the compiler must then keep instead of computing it again and again.

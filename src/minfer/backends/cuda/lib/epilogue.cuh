@@ -78,9 +78,10 @@ struct Output {
                 one(m, n + 8, y.b.x), one(m, n + 9, y.b.y);
                 return;
             }
-            const auto& [bias, residual] = added;  // in this order, as single ops would
-            if (n < stride) *(float2*)(to + n) = sum(sum(y.a, bias.a), residual.a);
-            if (n + 8 < stride) *(float2*)(to + n + 8) = sum(sum(y.b, bias.b), residual.b);
+            // in this order, as single ops would, but for the sign of zero
+            const Four &first = added.bias, &then = added.residual;
+            if (n < stride) *(float2*)(to + n) = sum(sum(y.a, first.a), then.a);
+            if (n + 8 < stride) *(float2*)(to + n + 8) = sum(sum(y.b, first.b), then.b);
         } else {
             int at = n / 16 * 8 + n % 8;
             if (at < stride)

@@ -101,50 +101,13 @@ DEVICE void bulk_copy(void* to, const void* from, u32 bytes, u64* barrier) {
         : "memory");
 }
 
-// The same into every block of the cluster that `mask` names, at the same places in each.
-DEVICE void bulk_copy_all(void* to, const void* from, u32 bytes, u64* barrier, u16 mask) {
-    asm volatile(
-        "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster "
-        "[%0], [%1], %2, [%3], %4;" ::"r"(shared_address(to)),
-        "l"(from), "r"(bytes), "r"(shared_address(barrier)), "h"(mask)
-        : "memory");
-}
-
-// Arrives at the barrier at the same place in block `rank` of the cluster.
-DEVICE void barrier_arrive_at(u64* barrier, u32 rank) {
-    asm volatile(
-        "{ .reg .b32 a; mapa.shared::cluster.u32 a, %0, %1; "
-        "mbarrier.arrive.release.cluster.shared::cluster.b64 _, [a]; }" ::"r"(
-            shared_address(barrier)),
-        "r"(rank)
-        : "memory");
-}
-
-// Waits as `barrier_wait` for arrivals from other blocks of the cluster.
-DEVICE void barrier_wait_cluster(u64* barrier, u32 parity) {
-    u32 done;
-    do {
-        asm volatile(
-            "{ .reg .pred p; mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 p, [%1], %2; "
-            "selp.u32 %0, 1, 0, p; }"
-            : "=r"(done)
-            : "r"(shared_address(barrier)), "r"(parity)
-            : "memory");
-    } while (!done);
-}
-
-DEVICE u32 cluster_rank() {
-    u32 rank;
-    asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
-    return rank;
-}
 DEVICE void cluster_sync() {
     asm volatile(
         "barrier.cluster.arrive.release.aligned; barrier.cluster.wait.acquire.aligned;" ::
             : "memory");
 }
 
-// As `cluster_sync`, where nothing was written for others to read.
+// As `cluster_sync`, but orders nothing: for threads whose loads from other blocks have ended.
 DEVICE void cluster_leave() {
     asm volatile(
         "barrier.cluster.arrive.relaxed.aligned; barrier.cluster.wait.aligned;" ::: "memory");
@@ -204,6 +167,12 @@ DEVICE void warp_copy(u8* to, const u8* from, u32 bytes, u64* barrier, int lane)
                  : "memory");
 }
 #endif
+
+// A barrier of COUNT threads of a block, by number.
+template <int COUNT>
+DEVICE void sync_some(int barrier) {
+    asm volatile("bar.sync %0, %1;" ::"r"(barrier), "n"(COUNT) : "memory");
+}
 
 // ---- slots that several warps fill together -----------------------------------------------------
 // `full` counts their arrivals; `empty` that of who reads. As each of the warps sees it:

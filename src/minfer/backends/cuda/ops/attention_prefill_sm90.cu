@@ -46,11 +46,6 @@ struct Pages {
     }
 };
 
-template <int COUNT>
-DEVICE void sync_some(int barrier) {
-    asm volatile("bar.sync %0, %1;" ::"r"(barrier), "n"(COUNT) : "memory");
-}
-
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
 
 // Copy the pages of one step of one plane; by one lane.

@@ -46,10 +46,12 @@ class Store:
 
     Args:
         device: where they live.
+        halves: whether weights of prompts' products are kept as halves, too.
     """
 
-    def __init__(self, device: Device) -> None:
+    def __init__(self, device: Device, halves: bool = False) -> None:
         self.device = device
+        self.halves = halves
         self._addresses: dict[Hashable, int] = {}
         self.nbytes = 0
         """Bytes resident."""
@@ -60,6 +62,10 @@ class Store:
     def address(self, key: Hashable) -> int:
         """Where a resident weight is; KeyError if it was never loaded."""
         return self._addresses[key]
+
+    def find(self, key: Hashable) -> int:
+        """As `address`, but 0 for what was never loaded."""
+        return self._addresses.get(key, 0)
 
     def resident(self, key: Hashable, nbytes: int, fill: Callable[[int], None]) -> int:
         """The address of a weight; on first use takes `nbytes` and lets `fill(address)` write."""
@@ -76,6 +82,11 @@ class Store:
         return self.resident(
             key, weight.data.nbytes, lambda address: self.device.upload(address, weight.data)
         )
+
+
+def halves_key(key: tuple[str, ...]) -> tuple[str, ...]:
+    """Key in the store of packed weights as halves."""
+    return ("halves", *key)
 
 
 def raw_key(name: str) -> tuple[str, str]:
@@ -118,8 +129,7 @@ class Context:
         norms: norms that become part of their readers, by node id.
         settings: the A/B switches.
         constant: makes an array of constants resident, answers its address.
-        derived: takes a key, a number of bytes and what launches write them to an address; makes
-            the result resident, once, and answers its address.
+        halves: address of resident weights as halves, by their key; 0 where there are none.
         scratch: takes bytes, and a name where an op needs two that do not overlap; answers memory
             that ops running one after another share, so it holds nothing when an op starts.
         counters: takes a number of 32-bit counters, answers memory that is zero whenever an op
@@ -135,7 +145,7 @@ class Context:
     states: Mapping[str, KVState]
     norms: Mapping[int, Node]
     constant: Callable[[NDArray[np.generic]], int]
-    derived: Callable[[Hashable, int, Callable[[int], Sequence[Launch]]], int]
+    halves: Callable[[tuple[str, ...]], int]
     scratch: Scratch
     counters: Callable[[int], int]
 

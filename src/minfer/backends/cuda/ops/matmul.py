@@ -15,10 +15,10 @@ from minfer.backends.cuda.device import Facts
 from minfer.backends.cuda.launch import Kernel, Launch, kernel
 from minfer.backends.cuda.ops import matmul_choose as choose
 from minfer.backends.cuda.ops import matmul_pack
-from minfer.backends.cuda.ops.base import Context, Normed, Store, blocks
+from minfer.backends.cuda.ops.base import Context, Normed, Store, blocks, halves_key
 from minfer.backends.cuda.ops.matmul_pack import Format, Group
 from minfer.dtypes import BY_NAME, F32, WEIGHT_TYPES
-from minfer.graph import FusedFFNAttrs, Graph, MatMulAttrs, Node, WeightSpec
+from minfer.graph import FusedFFNAttrs, FusedQKVAttrs, Graph, MatMulAttrs, Node, WeightSpec
 
 PLAIN, SILU, GELU = 0, 1, 2
 """Epilogues, as `lib/epilogue.cuh` numbers them."""
@@ -70,13 +70,29 @@ def group_of(node: Node, specs: Mapping[str, WeightSpec]) -> Group:
 def load(node: Node, weights: Mapping[str, Weight], store: Store) -> None:
     """Pack the matrices; keep a bias as it is."""
     specs = {name: weight.spec for name, weight in weights.items()}
-    matmul_pack.load(group_of(node, specs), weights, store)
+    load_group(group_of(node, specs), node, weights, store)
     if isinstance(node.attrs, MatMulAttrs) and node.attrs.bias:
         store.raw(weights[node.weights[1]])
 
 
+def load_group(group: Group, node: Node, weights: Mapping[str, Weight], store: Store) -> None:
+    """Pack a node's matrices; keep them as halves, too, where that was chosen and prompts come."""
+    packed = matmul_pack.load(group, weights, store)
+    assert isinstance(node.attrs, (FusedFFNAttrs, FusedQKVAttrs, MatMulAttrs))
+    if store.halves and node.attrs.single_rows < node.shape[0]:
+        store.resident(
+            halves_key(group.key),
+            _halves_bytes(group),
+            lambda to: store.device.run(expand_launches(group, packed, to)),
+        )
+
+
+def _halves_bytes(group: Group) -> int:
+    return group.n_rows * blocks(group.n_cols, 128) * 256
+
+
 def lower(node: Node, ctx: Context) -> list[Launch]:
-    """One launch for few single rows, two for more, three off Hopper; three for the other rows."""
+    """The launches of `project`."""
     group = group_of(node, ctx.graph.weights)
     attrs = node.attrs
     epilogue, bias, residual = PLAIN, 0, 0
@@ -120,15 +136,16 @@ def _single(product: Product, ctx: Context) -> list[Launch]:
         return _few(product, ctx.facts)
     launches: list[Launch] = []
     first = 0
-    while first < rows:
-        if name == "matmul_batch_sm90":
+    if name == "matmul_batch_sm90":
+        wide = choose.hopper_batch(product.group, ctx.facts)
+        for first in range(0, rows, choose.MAX_BATCH_ROWS):
             n = min(choose.MAX_BATCH_ROWS, rows - first)
-            wide = choose.hopper_batch(product.group, ctx.facts)
             launches += hopper_batch_launches(product, first, n, wide, ctx)
-        else:
-            variant = choose.batch(product.group, rows - first, ctx.facts)
-            n = min(variant.columns, rows - first)
-            launches += batch_launches(product, first, n, variant, ctx)
+        return launches
+    while first < rows:
+        variant = choose.batch(product.group, rows - first, ctx.facts)
+        n = min(variant.columns, rows - first)
+        launches += batch_launches(product, first, n, variant, ctx)
         first += n
     return launches
 
@@ -306,19 +323,11 @@ def _many(product: Product, ctx: Context) -> list[Launch]:
     group = product.group
     rows = product.rows - product.single_rows
     variant = choose.gemm(group, rows, ctx.facts)
-    strips = blocks(group.n_cols, 128)
-    x_bytes, w_bytes = variant.padded * strips * 256, group.n_rows * strips * 256
-
-    def expand(to: int) -> list[Launch]:
-        return expand_launches(group, product.weights, to)
-
-    if ctx.settings.cuda_halves:
-        x, expansion = ctx.scratch(x_bytes), []
-        w = ctx.derived(("halves", *group.key), w_bytes, expand)
-    else:
-        x = ctx.scratch(x_bytes + w_bytes)
-        w = x + x_bytes
-        expansion = expand(w)
+    x_bytes = variant.padded * blocks(group.n_cols, 128) * 256
+    w = ctx.halves(group.key)
+    x = ctx.scratch(x_bytes + (0 if w else _halves_bytes(group)))
+    expansion = [] if w else expand_launches(group, product.weights, x + x_bytes)
+    w = w or x + x_bytes
     return [
         *expansion,
         act_launch(product.x, product.single_rows, x, rows, variant.padded, group),
@@ -355,22 +364,26 @@ def act_launch(x: Normed, first: int, out: int, rows: int, padded: int, group: G
     source = x.x + 4 * first * group.n_cols
     if x.norm:
         args = (source, x.norm, out, *shape, x.eps)
-        return Launch(act_kernels(group.n_cols)[1], (padded, 1, 1), ACT_THREADS, args)
-    grid = (blocks(strips * 16, 256), padded, 1)
-    return Launch(act_kernels()[0], grid, 256, (source, out, *shape))
+        return Launch(act_normed_kernel(group.n_cols), (padded, 1, 1), ACT_THREADS, args)
+    grid = (padded, blocks(strips * 16, 256), 1)
+    return Launch(act_kernel(), grid, 256, (source, out, *shape))
 
 
 ACT_THREADS = 512
 """Of a block that norms a row."""
 
 
-def act_kernels(n_cols: int = 0) -> tuple[Kernel, Kernel]:
-    """The kernels `matmul_act` and, for rows of so many values, `matmul_act_normed`."""
-    per = max(1, blocks(n_cols, 8 * ACT_THREADS))
-    return (
-        kernel("ops/matmul_act.cu", "matmul_act", "p p i i i i", PER=1),
-        kernel("ops/matmul_act.cu", "matmul_act_normed", "p p p i i i i f", PER=per),
-    )
+def act_kernel() -> Kernel:
+    """The kernel `matmul_act`."""
+    return kernel("ops/matmul_act.cu", "matmul_act", "p p i i i i", THREADS=ACT_THREADS, PER=1)
+
+
+def act_normed_kernel(n_cols: int) -> Kernel:
+    """The kernel `matmul_act_normed` for rows of so many values."""
+    per = blocks(n_cols, 8 * ACT_THREADS)
+    signature = "p p p i i i i f"
+    file = "ops/matmul_act.cu"
+    return kernel(file, "matmul_act_normed", signature, THREADS=ACT_THREADS, PER=per)
 
 
 def gemm_launch(product: Product, x: int, w: int, counts: int, variant: choose.Gemm) -> Launch:
@@ -392,7 +405,7 @@ def gemm_launch(product: Product, x: int, w: int, counts: int, variant: choose.G
     )
     block = 384 if variant.hopper else 256
     made = gemm_kernel(product.epilogue, variant)
-    return Launch(made, (variant.grid, 1, 1), block, args, variant.shared, variant.cluster)
+    return Launch(made, (variant.grid, 1, 1), block, args, variant.shared)
 
 
 def gemm_kernel(epilogue: int, variant: choose.Gemm) -> Kernel:
@@ -405,7 +418,6 @@ def gemm_kernel(epilogue: int, variant: choose.Gemm) -> Kernel:
             signature,
             TILE_N=variant.tile_n,
             STAGES=variant.stages,
-            CLUSTER=variant.cluster,
             EPILOGUE=epilogue,
         )
     return kernel(
@@ -427,13 +439,11 @@ def kernels(facts: Facts) -> Sequence[Kernel]:
     specs = (WeightSpec(q4, (3584, 3584)), WeightSpec(q4, (3584, 512)), WeightSpec(q6, (3584, 512)))
     mixed = Group(("q", "k", "v"), specs)
     found += _single_kernels(mixed, PLAIN, (1, 2, 8, 16, 64), facts)
-    found += [*act_kernels(), act_kernels(16384)[1]]
+    found += [act_kernel(), *(act_normed_kernel(n) for n in (4096, 8192, 28672))]
     hopper = facts.hopper
     for tile_n in (128, 192, 224, 256) if hopper else (128,):
         for epilogue in (PLAIN, SILU, GELU):
-            found.append(
-                gemm_kernel(epilogue, choose.Gemm(hopper, tile_n, 1 + hopper, 3, 256, 1, 0))
-            )
+            found.append(gemm_kernel(epilogue, choose.Gemm(hopper, tile_n, 3, 256, 1, 0)))
     return found
 
 

@@ -7,18 +7,18 @@
 //   between the sum of its squares and its end; the norm's weights come before the wait for the
 //   kernel before.
 // Floor: 6 bytes a value; of few rows, the latency of memory once.
-// Limits: K a multiple of 8, at most 8 * THREADS * PER where it is normed.
+// Limits: K a multiple of 8; where it is normed, at most 8 * THREADS * PER, and up to 28,672
+//   without spilled registers.
 // Numerics: f32, each value rounded once to half.
 // Versions: 1 (2026-11): normed rows read twice, by 256 threads: 2.9 us for 16 rows of 3584. 2:
 //   read once, by 512; not measured yet.
-// Macros: PER, vectors of 8 values a thread holds.
+// Macros: THREADS of a block that norms, PER vectors of 8 values that each holds.
 #include "lib/act.cuh"
 
 #ifndef PER
 #define PER 1
+#define THREADS 512
 #endif
-
-constexpr int THREADS = 512;
 
 // Eight values of row `row`, scaled, to their place.
 DEVICE void put_act(u8* out, int row, int padded_rows, int vector, float4 a, float4 b) {
@@ -31,7 +31,7 @@ KERNEL __launch_bounds__(256)
 matmul_act(const float* x, u8* out, int n_rows, int padded_rows, int k, int n_strips) {
     pdl_launch();
     pdl_wait();
-    int row = blockIdx.y, i = blockIdx.x * 256 + threadIdx.x;
+    int row = blockIdx.x, i = blockIdx.y * 256 + threadIdx.x;
     if (i >= n_strips * 16) return;
     float4 a = {}, b = {};
     if (i * 8 < k && row < n_rows) {
@@ -66,6 +66,7 @@ matmul_act_normed(const float* x, const float* norm, u8* out, int n_rows, int pa
         }
     }
     float scale = rsqrtf(block_sum<THREADS>(squares, scratch) / k + eps);
+    if (row >= n_rows) scale = 0.0f;
 #pragma unroll
     for (int i = 0; i < PER; i++) {
         int vector = i * THREADS + t;

@@ -9,10 +9,10 @@
 // Who: a block is WARPS x TILES row tiles by its share of K, and each warp TILES of its tiles by
 //   all COLUMNS rows of x. A warp streams its weights through a ring of its own; one more warp
 //   streams x through a ring that all share.
-// Floor: bytes of W over memory bandwidth up to ~40 rows, then the rate of mma.sync.
+// Floor: bytes of W over memory bandwidth; above ~40 rows the rate of mma.sync.
 // Limits: K a multiple of 8; TILES 2 needs an even number of tiles in every weight but the last.
 // Numerics: f32 sums over ascending k of a block's share, blocks in order. RANKS is a function of
-//   the weights' shapes, so a row has the same bits whatever rows are beside it.
+//   the weights' shapes and the card, so a row has the same bits whatever rows are beside it.
 // Versions: 1 (2026-11) sums of parts of K by a second launch: a step of 16 rows of a 7B took 2.85
 //   ms. 2: clusters: 2.40 ms.
 #include "lib/cluster_sum.cuh"
@@ -36,7 +36,8 @@ constexpr int X_BYTES = COLUMNS * 512;      // a piece of x
 constexpr int TILE_N = 16 * TILES * WARPS;  // packed rows of a block
 constexpr int PITCH = TILE_N + 8;           // floats of a row of sums in shared memory
 using Ring = WarpRing<STAGES, TILES * MAX_PIECE>;
-static_assert(X_STAGES * X_BYTES + WARPS * Ring::BYTES >= COLUMNS * PITCH * 4,
+constexpr bool APART = RANKS > 1 && !CLUSTER;  // sums go to memory
+static_assert(APART || X_STAGES * X_BYTES + WARPS * Ring::BYTES >= COLUMNS * PITCH * 4,
               "sums fit where operands were");
 
 // Two products: 8 weights of each of a lane's two rows (`Strip::expand<Q>`) with vector Q of a
@@ -165,7 +166,6 @@ matmul_batch(const u8* w0, const u8* w1, const u8* w2, const float* factor, cons
         }
     }
 
-    constexpr bool APART = RANKS > 1 && !CLUSTER;
     if (!APART) __syncthreads();  // operands are used up, and sums take their place
     float* sums = (float*)xs;
     int pitch = APART ? n_tiles * 16 : PITCH, n0 = warp * TILES * 16;

@@ -15,10 +15,11 @@
 //   (write and read of halves, the ring), where memory takes 4 for q4_K.
 // Limits: sm_90a; K a multiple of 8; with RANKS, a block has one tile.
 // Numerics: f32 sums over ascending k of a rank's part, ranks in order, whatever rows there are.
-// Versions: 1 (2026-11): gate and up of a 7B layer, q4_K, at 16 / 64 rows 55 / 57 us: warps that
-//   expand waited for their own copies at each fence, warps that multiply for x and, a third of
-//   their time, for exact quotients at the end. 2: fences, copies and the end moved: 43 / 49 us.
-//   Without products 31 / 37, without expansion 33 / 37, without both 24 / 31.
+// Versions: 1 (2026-11): gate and up of a 7B layer, q4_K, at 16 (where `matmul_batch` is faster)
+//   and 64 rows 55 / 57 us: warps that expand waited for their own copies at each fence, warps
+//   that multiply for x and, a third of their time, for exact quotients at the end. 2: fences,
+//   copies and the end moved: 43 / 49 us. Without products 31 / 37, without expansion 33 / 37,
+//   without both 24 / 31.
 #include "lib/cluster_sum.cuh"
 #include "lib/segments.cuh"
 #include "lib/wgmma.cuh"
@@ -122,7 +123,7 @@ matmul_batch_sm90(const u8* w0, const u8* w1, const u8* w2, const float* factor,
 
     int first1 = tiles0, first2 = tiles0 + tiles1, n_tiles = first2 + tiles2;
     int n_strips = (k + 127) / 128, n_pieces = (k + 255) / 256;
-    int rank = RANKS == 1 ? 0 : cluster_rank();
+    int rank = blockIdx.x % RANKS;
     int first_piece = rank * n_pieces / RANKS, end_piece = (rank + 1) * n_pieces / RANKS;
     int first_strip = 2 * first_piece, end_strip = min(2 * end_piece, n_strips);
     int first = blockIdx.x / RANKS, step = gridDim.x / RANKS;  // in columns of blocks
@@ -138,8 +139,11 @@ matmul_batch_sm90(const u8* w0, const u8* w1, const u8* w2, const float* factor,
 #pragma unroll 1
         for (int column = first; column < end; column += step) {
             int done = at, x_done = x_at;  // slots of the oldest product in flight
-            auto release = [&] {
-                if (threadIdx.x == 0) barrier_arrive(empty + done), barrier_arrive(x_used + x_done);
+            auto release = [&] {  // a product of the warpgroup ends for all of its warps at once
+                if (threadIdx.x == 0) {
+                    barrier_arrive(empty + done);
+                    barrier_arrive(x_used + x_done);
+                }
                 if (++done == STAGES) done = 0;
                 if (++x_done == n_x) x_done = 0;
             };
@@ -173,6 +177,7 @@ matmul_batch_sm90(const u8* w0, const u8* w1, const u8* w2, const float* factor,
                 constexpr int at_once = TILES > 9 ? 1 : EPILOGUE == PLAIN_OUT ? 2 : 4;
                 write_sums<EPILOGUE, at_once>(y, d, m, column * TILE_N + t * 2, rows);
             } else {
+                sync_some<GROUP>(1);  // no warp still multiplies what sums replace
 #pragma unroll
                 for (int r = 0; r < 2; r++) {
                     float* to = (float*)xs + (m + r * 8) * PITCH + t * 2;

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 from minfer.backends.cuda.ops import matmul_pack
 from minfer.backends.cuda.ops.base import blocks
 from minfer.backends.cuda.ops.matmul_pack import Group
+from minfer.errors import BackendError
 
 if TYPE_CHECKING:
     from minfer.backends.cuda.device import Facts
@@ -24,8 +25,6 @@ if TYPE_CHECKING:
 PIECE = 256
 """Weights of a row in a step of the rings."""
 MAX_VEC_ROWS = 2
-SHARED_A_SM = 228 << 10
-SHARED_RESERVED = 1 << 10  # of a block, taken by the driver
 
 
 def piece_bytes(group: Group) -> int:
@@ -73,7 +72,7 @@ def single_rows_kernel(group: Group, rows: int, facts: Facts) -> str:
     plain = any(s.format.plain for s in group.segments)
     if rows <= MAX_VEC_ROWS and not plain and _fits(group, 1, facts):
         return "matmul_vec"
-    if facts.hopper and rows > MAX_CLUSTERED_ROWS:
+    if facts.hopper and rows > MAX_MMA_ROWS:
         return "matmul_batch_sm90"
     return "matmul_batch"
 
@@ -142,14 +141,14 @@ class Batch:
     shared: int
 
 
-MAX_CLUSTERED_ROWS = 16
-"""Rows up to which Hopper, too, takes `matmul_batch`."""
+MAX_MMA_ROWS = 16
+"""Rows up to which Hopper, too, takes `matmul_batch`, by `mma.sync`."""
 
 
 def batch(group: Group, rows: int, facts: Facts) -> Batch:
     """The geometry for single rows, 64 at most: the one whose busiest multiprocessor does least.
 
-    It may take fewer `columns` than rows, where shared memory is small.
+    It may take fewer `columns` than rows, where a block has 64 KiB of shared memory.
     """
     ranks = _ranks(group, facts)
     for columns in (64, 32, 16, 8):
@@ -157,11 +156,16 @@ def batch(group: Group, rows: int, facts: Facts) -> Batch:
             continue
         if found := list(batches(group, columns, ranks, facts)):
             return min(found, key=lambda v: batch_cost(group, v, facts))
-    raise ValueError(f"8 rows do not fit {facts.shared_limit} bytes of shared memory")
+    raise BackendError(
+        f"a product of {group.n_cols} columns does not fit {facts.shared_limit} bytes of shared "
+        "memory a block",
+        where="matmul_batch",
+        remedy="Use --device cpu",
+    )
 
 
 def _ranks(group: Group, facts: Facts) -> int:
-    """Blocks that share the K of their tiles: numerics, so one number for all numbers of rows."""
+    """Blocks that share the K of their tiles: numerics, so one number for all rows on a card."""
     most = min(8 if facts.hopper else 16, blocks(group.n_cols, PIECE))
     found = [v for ranks in range(1, most + 1) for v in batches(group, 16, ranks, facts)]
     if not found:
@@ -183,10 +187,11 @@ def batches(group: Group, columns: int, ranks: int, facts: Facts) -> Iterator[Ba
             for stages, x_stages in ((3, 3), (3, 2), (2, 2)):
                 operands = x_stages * columns * 2 * PIECE
                 operands += warps * stages * tiles * piece_bytes(group)
-                sums = 4 * columns * (matmul_pack.TILE * warps * tiles + 8)  # take their place
-                shared = 1024 + max(operands, sums) + 8 * (warps * stages + 2 * x_stages)
-                if shared <= facts.shared_limit and operands >= sums:
-                    cluster = facts.hopper and ranks > 1
+                sums = 4 * columns * (matmul_pack.TILE * warps * tiles + 8)
+                cluster = facts.hopper and ranks > 1
+                in_place = sums <= operands or (ranks > 1 and not cluster)  # of the operands
+                shared = 1024 + operands + 8 * (warps * stages + 2 * x_stages)
+                if shared <= facts.shared_limit and in_place:
                     yield Batch(
                         columns, warps, tiles, stages, x_stages, ranks, cluster, grid, shared
                     )
@@ -303,16 +308,14 @@ class Gemm:
     Attributes:
         hopper: whether it is `matmul_gemm_sm90`.
         tile_n: packed rows of the weight a tile covers; it always covers 128 rows of x.
-        cluster: blocks that share the weights they fetch.
         stages: slots of the ring.
-        padded: rows of x, padded to whole tiles of a cluster.
+        padded: rows of x, padded to whole tiles.
         grid: blocks.
         shared: bytes of shared memory a block.
     """
 
     hopper: bool
     tile_n: int
-    cluster: int
     stages: int
     padded: int
     grid: int
@@ -320,8 +323,6 @@ class Gemm:
 
 
 TILE_M = 128
-CLUSTER = 1
-"""Blocks of a cluster that share the weights they fetch; two have not been seen to be faster."""
 _OVERHEAD = {256: 1.0, 224: 1.0, 192: 1.03, 128: 1.12}
 """Time a unit of work takes in a Hopper tile of this width, relative to the widest."""
 
@@ -333,17 +334,14 @@ def gemm(group: Group, rows: int, facts: Facts) -> Gemm:
         grid = tiles_m * blocks(group.n_rows, 128)
         stages = 3 if facts.shared_limit >= 3 * 2 * 128 * 128 else 2
         shared = stages * 2 * 128 * 128
-        return Gemm(False, 128, 1, stages, tiles_m * TILE_M, grid, shared)
-    cluster = CLUSTER
-    tiles_m = blocks(tiles_m, cluster)
+        return Gemm(False, 128, stages, tiles_m * TILE_M, grid, shared)
 
     def cost(tile_n: int) -> float:
         tiles = tiles_m * blocks(group.n_rows, tile_n)
-        return blocks(tiles, facts.n_sms // cluster) * tile_n * _OVERHEAD[tile_n]
+        return blocks(tiles, facts.n_sms) * tile_n * _OVERHEAD[tile_n]
 
     tile_n = min(_OVERHEAD, key=cost)
     slot = (TILE_M + tile_n) * 128
     stages = min(6, (facts.shared_limit - 4096) // slot)
-    grid = cluster * min(facts.n_sms // cluster, tiles_m * blocks(group.n_rows, tile_n))
-    padded = tiles_m * cluster * TILE_M
-    return Gemm(True, tile_n, cluster, stages, padded, grid, stages * slot + 1024)
+    grid = min(facts.n_sms, tiles_m * blocks(group.n_rows, tile_n))
+    return Gemm(True, tile_n, stages, tiles_m * TILE_M, grid, stages * slot + 1024)

@@ -2,18 +2,18 @@
 //
 // What: out[m][n] = factor[n] * sum_k x[m][k] W[n][k] (+ bias[n]) (+ residual[m][n]), or act(gate)
 //   * up where W's rows are 8 of gate and 8 of up in turn.
-// Layouts: x and W chunked halves (`lib/act.cuh`), x padded to whole tiles of 128 * CLUSTER rows, W
-//   to n_rows a multiple of 16; out f32 [m][stride].
+// Layouts: x and W chunked halves (`lib/act.cuh`), x padded to whole tiles of 128 rows, W to n_rows
+//   a multiple of 16; out f32 [m][stride].
 // Who: a block a multiprocessor, tiles of 128 x TILE_N in turn, those of the same weights side by
-//   side. The blocks of a cluster have neighbouring rows of x and the same weights: each fetches
-//   its share of the weights for all. Thread 0 of the third warpgroup copies 64 of K at a time into
-//   a ring of STAGES; two warpgroups multiply 64 x TILE_N each, and write from registers.
+//   side. Thread 0 of the third warpgroup copies 64 of K at a time into a ring of STAGES; two
+//   warpgroups multiply 64 x TILE_N each, and write from registers.
 // Floor: 2 m n k operations at ~990 TFLOP/s dense; operands stream from L2.
-// Limits: sm_90a; TILE_N one of 128, 192, 224, 256; stride even.
+// Limits: sm_90a; TILE_N one of 128, 192, 224, 256; of gated products, stride even.
 // Numerics: f32 accumulators over ascending chunks of K.
 // Versions: 1 (2026-11), with expansion and activations, 7B at 2048 rows: QKV 152 us, gate and up
-//   1085, down 526. 2: may share weights in a cluster; two blocks gave QKV 200, down 663, in a
-//   build whose expansion had changed too, so the cause is open: the default stays one.
+//   1085, down 526. 2: descriptors made once, in uniform registers; outputs' factors fetched
+//   together; quick quotients: gate and up alone 990 to 900 us. Clusters of two that share weights
+//   gave QKV 200, down 663, in a build whose expansion had changed too: left out.
 #include "lib/epilogue.cuh"
 #include "lib/pipeline.cuh"
 #include "lib/wgmma.cuh"
@@ -21,14 +21,12 @@
 #ifndef TILE_N
 #define TILE_N 256
 #define STAGES 4
-#define CLUSTER 2
 #define EPILOGUE 0
 #endif
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
 constexpr int TILE_M = 128, A_BYTES = TILE_M * 128, B_BYTES = TILE_N * 128;
 constexpr int STAGE_BYTES = A_BYTES + B_BYTES;
-constexpr int SHARE = TILE_N / CLUSTER;  // rows of the weights that a block fetches
 
 KERNEL __launch_bounds__(384, 1)
 matmul_gemm_sm90(const u8* x, const u8* w, const float* factor, const float* bias,
@@ -38,44 +36,37 @@ matmul_gemm_sm90(const u8* x, const u8* w, const float* factor, const float* bia
     u8* stages = align_shared(shared);
     __shared__ u64 full[STAGES], empty[STAGES];
     int group = __shfl_sync(FULL_MASK, threadIdx.x / 128, 0);  // known to be the same in a warp
-    int rank = CLUSTER == 1 ? 0 : cluster_rank();
     pdl_launch();
     if (threadIdx.x == 0) {
         for (int i = 0; i < STAGES; i++) {
             barrier_init(full + i, 1);
-            barrier_init(empty + i, 2 * CLUSTER);
+            barrier_init(empty + i, 2);
         }
         barrier_init_fence();
     }
-    if (CLUSTER == 1) __syncthreads();
-    else cluster_sync();
+    __syncthreads();
     pdl_wait();
 
     int m = counts[1];  // rows that are real
-    int tiles_m = (m + TILE_M * CLUSTER - 1) / (TILE_M * CLUSTER);
+    int tiles_m = (m + TILE_M - 1) / TILE_M;
     int n_tiles = tiles_m * ((n_rows + TILE_N - 1) / TILE_N);
-    int first = blockIdx.x / CLUSTER, step = gridDim.x / CLUSTER;
 
     if (group == 2) {
         set_registers_down<40>();
         if (threadIdx.x == 256) {
             int at = 0;
             u32 parity = 1;
-            for (int tile = first; tile < n_tiles; tile += step) {
-                int row = (tile % tiles_m * CLUSTER + rank) * TILE_M;
+            for (int tile = blockIdx.x; tile < n_tiles; tile += gridDim.x) {
+                int row = tile % tiles_m * TILE_M;
                 int column = tile / tiles_m * TILE_N;
-                u32 there = min(TILE_N, n_rows - column);
-                int mine = column + rank * SHARE;
-                u32 share = max(0, min(SHARE, (int)there - rank * SHARE)) * 128;
+                u32 w_bytes = min(TILE_N, n_rows - column) * 128;
                 for (int c = 0; c < n_chunks; c++) {
-                    barrier_wait_cluster(empty + at, parity);
-                    barrier_expect(full + at, A_BYTES + there * 128);
+                    barrier_wait(empty + at, parity);
+                    barrier_expect(full + at, A_BYTES + w_bytes);
                     u8* to = stages + at * STAGE_BYTES;
                     bulk_copy(to, x + ((u64)c * padded_m + row) * 128, A_BYTES, full + at);
-                    const u8* from = w + ((u64)c * n_rows + mine) * 128;
-                    u8* b = to + A_BYTES + rank * SHARE * 128;
-                    if (CLUSTER == 1) bulk_copy(b, from, share, full + at);
-                    else if (share) bulk_copy_all(b, from, share, full + at, (1 << CLUSTER) - 1);
+                    const u8* from = w + ((u64)c * n_rows + column) * 128;
+                    bulk_copy(to + A_BYTES, from, w_bytes, full + at);
                     if (++at == STAGES) at = 0, parity ^= 1;
                 }
             }
@@ -89,14 +80,10 @@ matmul_gemm_sm90(const u8* x, const u8* w, const float* factor, const float* bia
         float d[TILE_N / 2];
         Output y = {factor, bias, residual, out, stride};
         auto release = [&](int slot) {
-            if (threadIdx.x % 128 < CLUSTER) {
-                if (CLUSTER == 1) barrier_arrive(empty + slot);
-                else barrier_arrive_at(empty + slot, threadIdx.x % 128);
-            }
+            if (threadIdx.x % 128 == 0) barrier_arrive(empty + slot);
         };
-        for (int tile = first; tile < n_tiles; tile += step) {
-            int row = (tile % tiles_m * CLUSTER + rank) * TILE_M + group * 64 +
-                      threadIdx.x % 128 / WARP * 16 + g;
+        for (int tile = blockIdx.x; tile < n_tiles; tile += gridDim.x) {
+            int row = tile % tiles_m * TILE_M + group * 64 + threadIdx.x % 128 / WARP * 16 + g;
             int column = tile / tiles_m * TILE_N;
             int previous = 0;
             for (int c = 0; c < n_chunks; c++) {
@@ -121,6 +108,5 @@ matmul_gemm_sm90(const u8* x, const u8* w, const float* factor, const float* bia
             write_sums<EPILOGUE>(y, d, row, column + t * 2, m);
         }
     }
-    if (CLUSTER > 1) cluster_sync();  // a block stays while others may write to it
 }
 #endif

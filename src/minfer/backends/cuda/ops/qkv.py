@@ -40,7 +40,7 @@ def _group(node: Node, specs: Mapping[str, WeightSpec]) -> Group:
 def load(node: Node, weights: Mapping[str, Weight], store: Store) -> None:
     """Pack the matrices together; keep the vectors as they are."""
     specs = {name: weight.spec for name, weight in weights.items()}
-    matmul_pack.load(_group(node, specs), weights, store)
+    matmul.load_group(_group(node, specs), node, weights, store)
     for name in node.weights[3:]:
         store.raw(weights[name])
 
