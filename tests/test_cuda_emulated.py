@@ -1,4 +1,4 @@
-"""The emulator of CUDA kernels itself: its arithmetic, the mistakes it finds, mutants of kernels."""
+"""The emulator of CUDA kernels itself: arithmetic, mistakes it finds, mutants of kernels."""
 
 from __future__ import annotations
 
@@ -167,7 +167,9 @@ def test_a_race_of_two_warps_shows(play: Play, syncs: bool) -> None:
         if (threadIdx.x < 32) passed[lane] = in[0];
         {"__syncthreads();" if syncs else ""}
         if (threadIdx.x >= 32) out[lane] = passed[lane];"""
-    early, late = (play(body, np.uint32([7]), 32, late, block=64) for late in (False, True))
+    early, late = (
+        play(body, np.array([7], np.uint32), 32, late, block=64) for late in (False, True)
+    )
     assert (early == 7).all()
     assert (late == 7).all() == syncs
 
@@ -183,7 +185,7 @@ def test_blocks_of_a_cluster_see_each_other(play: Play) -> None:
         __syncwarp();
         cluster_leave();"""
     for late in (False, True):
-        found = play(body, np.uint32([0]), 4, late, grid=(4, 1, 1), cluster=4)
+        found = play(body, np.zeros(1, np.uint32), 4, late, grid=(4, 1, 1), cluster=4)
         assert found.view(np.float32).tolist() == [1.5, 2.5, 3.5, 0.5]
 
 

@@ -22,9 +22,11 @@ from minfer.backends.cuda.compile import Unit, inline
 from minfer.backends.cuda.device import Facts
 from minfer.backends.cuda.launch import Kernel, Launch, check_geometry, convert_args
 from minfer.errors import BackendError
+from minfer.settings import Settings
 
 HERE = Path(__file__).parent
-SOURCES = ("runtime.h", "cuda.h", "ptx.h", "runtime.cpp")
+RUNTIME = ("runtime.cpp", "async.cpp", "halves.cpp")
+HEADERS = ("runtime.h", "state.h", "cuda.h", "ptx.h")
 PROCESSES = 2
 _LANGUAGE = ("-std=c++17", "-fPIC", "-shared", "-fno-strict-aliasing", "-ffp-contract=off")
 _KERNEL = ("-O1", "-w", "-fno-math-errno")
@@ -62,12 +64,12 @@ def _run(command: Sequence[str], text: str, what: str) -> str:
 
 @cache
 def _sources() -> str:
-    return "".join((HERE / name).read_text() for name in (*SOURCES, "translate.py"))
+    return "".join((HERE / name).read_text() for name in (*RUNTIME, *HEADERS, "translate.py"))
 
 
 def _folder() -> Path:
-    folder = Path(tempfile.gettempdir()) / f"minfer-emulated-{os.getuid()}"
-    folder.mkdir(mode=0o700, exist_ok=True)
+    folder = Settings().cache / "emulated"
+    folder.mkdir(parents=True, exist_ok=True)
     return folder
 
 
@@ -85,8 +87,14 @@ def _library(name: str, key: Iterable[str], build: Any) -> Path:
 
 
 def _build_runtime() -> Path:
-    command = [str(compiler()), *_LANGUAGE, *_RUNTIME, str(HERE / "runtime.cpp"), "-o"]
-    return _library("runtime", (), lambda to: _run([*command, str(to)], "", "runtime.cpp"))
+    command = [
+        str(compiler()),
+        *_LANGUAGE,
+        *_RUNTIME,
+        *(str(HERE / name) for name in RUNTIME),
+        "-o",
+    ]
+    return _library("runtime", (), lambda to: _run([*command, str(to)], "", "runtime"))
 
 
 def _macros(unit: Unit, capability: tuple[int, int], generic: bool) -> list[str]:

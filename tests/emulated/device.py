@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from emulated.build import emulator
 from minfer.backends.cuda.backend import CudaBackend
-from minfer.backends.cuda.device import Facts, Faults
+from minfer.backends.cuda.device import Facts
 from minfer.backends.cuda.launch import Kernel, Launch
 from minfer.errors import BackendError
 from minfer.settings import Settings
@@ -42,7 +42,6 @@ class EmulatedDevice:
 
     def __init__(self, facts: Facts, late: bool = False) -> None:
         self.facts = facts
-        self.faults = Faults()
         self.launches = 0
         self._emulator = emulator(facts)
         self.late = late

@@ -1,0 +1,193 @@
+// What runs beside the threads: barriers that count bytes, copies, products of warpgroups.
+//
+// By the early schedule copies and products are done where they are issued; by the late one copies
+// wait until no thread can go on without (the last issued first), and products until the wait.
+#include "state.h"
+
+namespace emulated {
+namespace {
+
+struct Mbarrier {
+    u32 phase : 1, count : 15, arrivals : 16;  // arrivals still to come
+    i32 bytes;                                 // still to come
+};
+static_assert(sizeof(Mbarrier) == 8);
+
+struct Arrival {  // when a thread's copies so far are done
+    std::vector<Copy> copies;
+    u32 barrier;
+};
+
+std::vector<Copy> flying;
+std::vector<Arrival> arrivals;
+
+Warp& my_warp() { return current->block->warps[current->index / LANES]; }
+Warpgroup& my_group() { return current->block->warpgroups[current->index / GROUP]; }
+
+Mbarrier& barrier_at(u32 address) {
+    return *(Mbarrier*)shared_at(address, sizeof(Mbarrier), sizeof(Mbarrier));
+}
+
+Mbarrier& live_barrier(u32 address) {
+    Mbarrier& barrier = barrier_at(address);
+    if (barrier.count == 0x7fff) fail("the barrier at %#x was not initialised", address);
+    return barrier;
+}
+
+void settle(Mbarrier& barrier) {
+    if (barrier.arrivals || barrier.bytes) return;
+    barrier.phase ^= 1;
+    barrier.arrivals = barrier.count;
+}
+
+void arrive(u32 address) {
+    Mbarrier& barrier = live_barrier(address);
+    if (!barrier.arrivals) fail("one arrival too many at the barrier %#x", address);
+    barrier.arrivals--;
+    settle(barrier);
+}
+
+void deliver(const Copy& copy) {
+    u8* to = (u8*)shared_at(copy.to, copy.bytes, 16);
+    std::memcpy(to, copy.from, copy.real);
+    std::memset(to + copy.real, 0, copy.bytes - copy.real);
+    if (copy.group >= 0) return;
+    Mbarrier& barrier = live_barrier(copy.barrier);
+    barrier.bytes -= (i32)copy.bytes;
+    settle(barrier);
+}
+
+u16 half_at(u32 address) {  // of an operand in the 128-byte swizzle
+    address ^= (address >> 7 & 7) << 4;
+    return *(const u16*)(window + address);
+}
+
+// Where a descriptor's operand begins, as an address of this block.
+u32 operand_of(u64 descriptor) {
+    u32 start = (u32)(descriptor & 0x3fff) << 4;
+    if (descriptor >> 62 != 1) fail("an operand without the 128-byte swizzle");
+    if (start & 0x380) fail("an operand at %#x: not at a row that is a multiple of 8", start);
+    return current->block->rank * SPAN + start;
+}
+
+void multiply(const Product& p) {
+    static float a[64][16], b[16][256], sums[64][256];
+    for (int row = 0; row < 64; row++)
+        for (int k = 0; k < 16; k++) {
+            if (p.from_registers) {
+                int lane = row / 16 * LANES + row % 8 * 4 + k % 8 / 2;
+                u32 word = p.registers[row % 16 / 8 + k / 8 * 2][lane];
+                a[row][k] = halves[k % 2 ? word >> 16 : word & 0xffff];
+            } else {
+                u32 stride = (u32)(p.a >> 32 & 0x3fff) << 4;
+                u32 at = operand_of(p.a) + row / 8 * stride + row % 8 * 128 + k * 2;
+                a[row][k] = halves[half_at(at)];
+            }
+        }
+    u32 start = operand_of(p.b), stride = (u32)(p.b >> 32 & 0x3fff) << 4;
+    u32 band = (u32)(p.b >> 16 & 0x3fff) << 4;
+    for (int k = 0; k < 16; k++)
+        for (int n = 0; n < p.n; n++) {
+            u32 at = p.values ? n / 64 * band + k / 8 * stride + k % 8 * 128 + n % 64 * 2
+                              : n / 8 * stride + n % 8 * 128 + k * 2;
+            b[k][n] = halves[half_at(start + at)];
+        }
+    for (int row = 0; row < 64; row++) {
+        for (int n = 0; n < p.n; n++) sums[row][n] = 0.0f;
+        for (int k = 0; k < 16; k++)
+            for (int n = 0; n < p.n; n++) sums[row][n] += a[row][k] * b[k][n];
+    }
+    for (int lane = 0; lane < GROUP; lane++)
+        for (int i = 0; i < p.n / 2; i++) {
+            int row = lane / LANES * 16 + lane % LANES / 4 + i % 4 / 2 * 8;
+            float sum = sums[row][i / 4 * 8 + lane % 4 * 2 + i % 2];
+            float& to = p.sums[lane][i];
+            to = p.keep ? to + sum : sum;
+        }
+}
+
+}  // namespace
+
+bool deliver_one() {
+    if (!flying.empty()) {
+        Copy copy = flying.back();
+        flying.pop_back();
+        deliver(copy);
+        return true;
+    }
+    if (arrivals.empty()) return false;
+    Arrival last = std::move(arrivals.back());
+    arrivals.pop_back();
+    for (const Copy& copy : last.copies) deliver(copy);
+    arrive(last.barrier);
+    return true;
+}
+
+void forget_flights() {
+    flying.clear();
+    arrivals.clear();
+}
+
+void barrier_init(u32 address, u32 count) {
+    Mbarrier& barrier = barrier_at(address);
+    barrier.phase = 0, barrier.count = barrier.arrivals = count, barrier.bytes = 0;
+}
+
+void barrier_arrive(u32 address, u32 expected_bytes) {
+    live_barrier(address).bytes += (i32)expected_bytes;
+    arrive(address);
+}
+
+void barrier_wait(u32 address, u32 parity) {
+    wait((const u32*)&live_barrier(address), parity & 1, "mbarrier.try_wait");
+}
+
+void bulk_copy(u32 to, const void* from, u32 bytes, u32 barrier) {
+    if (bytes % 16 || (u64)from % 16) fail("a bulk copy of %u bytes from %p", bytes, from);
+    Copy copy = {to, from, bytes, bytes, barrier, -1};
+    if (launch.late) flying.push_back(copy);
+    else deliver(copy);
+}
+
+void copy_async(u32 to, const void* from, u32 bytes, u32 real) {
+    if (real && (u64)from % bytes) fail("cp.async from %p", from);
+    Copy copy = {to, from, bytes, real, 0, current->group};
+    if (launch.late) current->copies.push_back(copy);
+    else deliver(copy);
+}
+
+void copy_commit() { current->group++; }
+
+void copy_wait(u32 pending) {
+    std::vector<Copy> rest;
+    for (const Copy& copy : current->copies) {
+        if (copy.group + (int)pending < current->group) deliver(copy);
+        else rest.push_back(copy);
+    }
+    current->copies = std::move(rest);
+}
+
+void copy_arrive(u32 barrier) {
+    if (!launch.late) return arrive(barrier);
+    arrivals.push_back({std::move(current->copies), barrier});
+    current->copies.clear();
+}
+
+void product(const Product& p) {
+    if (launch.late) my_group().products.push_back({p, my_warp().group});
+    else multiply(p);
+}
+
+void products_commit() { my_warp().group++; }
+
+void products_wait(u32 pending) {
+    std::vector<Warpgroup::Pending>& products = my_group().products;
+    std::size_t done = 0;
+    for (; done < products.size(); done++) {
+        if (products[done].group + (int)pending >= my_warp().group) break;
+        multiply(products[done].product);
+    }
+    products.erase(products.begin(), products.begin() + done);
+}
+
+}  // namespace emulated
