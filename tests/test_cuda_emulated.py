@@ -207,7 +207,7 @@ MUTANTS = [
 )
 def test_kernels_made_wrong_are_found_out(card: Facts, name: str, old: str, new: str) -> None:
     """The op table, by one schedule or the other, sees what is taken out of a kernel."""
-    (case,) = (case for case in cases() if case.name == name)
+    case = next(case for case in cases() if case.name == name)
     changed = []
 
     def inline(file: str) -> str:

@@ -29,8 +29,9 @@ def on_ampere(case: Case) -> bool:
     return op in ON_AMPERE[0] and rest[0] in ON_AMPERE[1]
 
 
-TABLE = [(HOPPER, case) for case in cases()]
-TABLE += [(AMPERE, case) for case in cases() if on_ampere(case)]
+CASES = list(cases())
+TABLE = [(HOPPER, case) for case in CASES]
+TABLE += [(AMPERE, case) for case in CASES if on_ampere(case)]
 
 
 @pytest.fixture(scope="module")

@@ -15,6 +15,7 @@ from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from pathlib import Path
+from threading import Lock
 from typing import Any
 
 from emulated.translate import translate
@@ -28,6 +29,7 @@ HERE = Path(__file__).parent
 RUNTIME = ("runtime.cpp", "async.cpp", "halves.cpp")
 HEADERS = ("runtime.h", "state.h", "cuda.h", "ptx.h")
 PROCESSES = 2
+_ONE_AT_A_TIME = Lock()  # the emulated card runs one launch
 _LANGUAGE = ("-std=c++17", "-fPIC", "-shared", "-fno-strict-aliasing", "-ffp-contract=off")
 _KERNEL = ("-O1", "-w", "-fno-math-errno")
 _RUNTIME = ("-O2", "-ftree-vectorize", "-U_FORTIFY_SOURCE")  # which forbids jumps between fibers
@@ -191,16 +193,17 @@ class Emulator:
             struct.pack(_WORDS[letter], value)
             for letter, value in zip(letters, convert_args(launch), strict=True)
         ]
-        failure = _runtime()(
-            self._entries[launch.kernel],
-            b"".join(words),
-            (ctypes.c_uint32 * 3)(*launch.grid),
-            launch.block,
-            launch.shared,
-            launch.cluster,
-            int(late),
-            int(self._capability >= (9, 0) and not self._generic),
-        )
+        with _ONE_AT_A_TIME:
+            failure = _runtime()(
+                self._entries[launch.kernel],
+                b"".join(words),
+                (ctypes.c_uint32 * 3)(*launch.grid),
+                launch.block,
+                launch.shared,
+                launch.cluster,
+                int(late),
+                int(self._capability >= (9, 0) and not self._generic),
+            )
         if failure:
             raise BackendError(failure.decode(), where=str(launch.kernel.unit))
 

@@ -68,7 +68,7 @@ class EmulatedDevice:
         """
         for launch in frozen:
             self._emulator.run(launch, self.late)
-            self._check_margins(str(launch.kernel))
+        self._check_margins(" ".join(dict.fromkeys(launch.kernel.name for launch in frozen)))
         self.launches += len(frozen)
 
     def run(self, launches: Sequence[Launch]) -> None:
