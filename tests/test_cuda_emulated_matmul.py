@@ -6,14 +6,14 @@ runs by both schedules of the emulator and must give the same bits.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 from unittest import mock
 
 import numpy as np
 import pytest
 from emulated import AMPERE, HOPPER, EmulatedDevice, reason_against
-from test_cuda_matmul import TOLERANCE, Bench, error
+from test_cuda_matmul import TOLERANCE, Bench, Make, error, geometries
 
 from minfer.backends.cuda.device import Facts
 from minfer.backends.cuda.launch import Launch
@@ -40,7 +40,8 @@ def width(dtype: DType) -> int:
 class EmulatedBench(Bench):
     """A bench on an emulated card."""
 
-    def __init__(self, facts: Facts) -> None:
+    def __init__(self, facts: Facts, ahead: bool = True) -> None:
+        self._ahead = ahead
         self.emulated = EmulatedDevice(facts)
         with mock.patch("minfer.backends.cuda.device.Device", lambda settings, say: self.emulated):
             super().__init__(facts.generic)
@@ -48,7 +49,7 @@ class EmulatedBench(Bench):
     def prepare(self, generic: bool) -> None:
         """Compile what the sweeps over types need, together."""
         launches: list[Launch] = []
-        for name in TYPES:
+        for name in TYPES if self._ahead else ():
             dtype = BY_NAME[name]
             for n_cols, n_rows, rows in (
                 (width(dtype), 88, [(n, n) for n in ROWS]),
@@ -160,21 +161,54 @@ def test_padded_rows_are_left_alone(bench: EmulatedBench) -> None:
     assert error(bench.run(group, x, 0)[:140], x[:140] @ w.T) < TOLERANCE
 
 
-@pytest.mark.parametrize("n_sms", [1, 7, 132])
-def test_blocks_of_one_row_take_any_number_of_tiles(bench: EmulatedBench, n_sms: int) -> None:
-    """The same bits whatever the grid and the depth of the rings."""
-    group, _ = bench.group([BY_NAME["q4_K"]], 2560, [176])
-    x = bench.activations(1, 2560)
-    expected = bench.run(group, x, 1)
-    device = bench.device
-    address, out = device.allocate(x.nbytes, "x"), device.allocate(expected.nbytes, "out")
+def forms(bench: EmulatedBench, group: Group, x: Any, made: Iterable[Make]) -> Iterator[Any]:
+    """What forms of a product give, those that fit; one by the early schedule, the next late."""
+    device, rows = bench.device, len(x)
+    address = device.allocate(x.nbytes, "x")
+    out = device.allocate(4 * rows * group.n_outputs, "out")
     device.upload(address, x)
-    product = Product(group, bench.store.address(group.key), Normed(address), out, 1, 1)
-    for stages in (2, 3):
-        launch = matmul.vec_launch(product, 0, choose.vec_geometry(group, 1, stages, n_sms))
-        if launch.shared > device.facts.shared_limit:
+    product = Product(group, bench.store.address(group.key), Normed(address), out, rows, rows)
+    for number, make in enumerate(made):
+        launches = make(product, bench.context)
+        if any(launch.shared > device.facts.shared_limit for launch in launches):
             continue
-        device.fill(out, 0xFF, expected.nbytes)
-        device.run([launch])
-        found = device.download(out, expected.nbytes).view(np.float32)
-        np.testing.assert_array_equal(found, expected[0])
+        bench.emulated.late = number % 2 > 0
+        device.fill(out, 0xFF, 4 * rows * group.n_outputs)
+        device.run(launches)
+        found = device.download(out, 4 * rows * group.n_outputs).view(np.float32)
+        yield found.reshape(rows, -1)
+    for block in (address, out):
+        device.free(block)
+
+
+@pytest.mark.parametrize("rows", [1, 5, 20])
+def test_every_geometry_gives_the_same_bits(bench: EmulatedBench, rows: int) -> None:
+    group, _ = bench.group([BY_NAME["q4_K"]], 2560, [176])
+    x = bench.activations(rows, 2560).astype(np.float32)
+    expected = bench.run(group, x, rows)
+    for found in forms(bench, group, x, geometries(group, rows, bench.device.facts)):
+        np.testing.assert_array_equal(found, expected)
+
+
+@pytest.mark.parametrize("rows", [3, 20])
+def test_clusters_of_every_size(rows: int) -> None:
+    bench = EmulatedBench(HOPPER, ahead=False)
+    group, (w,) = bench.group([BY_NAME["q4_K"]], 2048, [80])
+    x = bench.activations(rows, 2048).astype(np.float32)
+    found: dict[int, Make] = {}
+    if choose.single_rows_kernel(group, rows, HOPPER) == "matmul_batch_sm90":
+        for wide in choose.hopper_batches(group, HOPPER):
+            found.setdefault(
+                wide.ranks,
+                lambda p, ctx, v=wide: matmul.hopper_batch_launches(p, 0, rows, v, ctx),  # type: ignore[misc]
+            )
+    else:
+        for ranks in range(1, 9):
+            for narrow in choose.batches(group, 8, ranks, HOPPER):
+                found.setdefault(
+                    ranks,
+                    lambda p, ctx, v=narrow: matmul.batch_launches(p, 0, rows, v, ctx),  # type: ignore[misc]
+                )
+    assert set(found) == set(range(1, 9))
+    for y in forms(bench, group, x, found.values()):
+        assert error(y, x @ w.T) < TOLERANCE

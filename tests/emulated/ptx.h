@@ -11,8 +11,6 @@ template <class T, class... Rest>
 std::array<T*, 1 + sizeof...(Rest)> list(T& first, Rest&... rest) {
     return {&first, &rest...};
 }
-struct Sink {};
-inline Sink sink;
 
 // ---- halves, floats, predicates -----------------------------------------------------------------
 inline void cvt_f32_f16(float& d, u16 a) { d = half_value(a); }
@@ -44,14 +42,8 @@ inline void ex2_approx_ftz_f32(float& d, float a) {
 }
 inline void setp_ne_b32(bool& p, u32 a, u32 b) { p = a != b; }
 inline void selp_u32(u32& d, u32 a, u32 b, bool p) { d = p ? a : b; }
-inline void mov_u32(u32& d, u32 a) { d = a; }
 
 // ---- memory -------------------------------------------------------------------------------------
-template <std::size_t N>
-inline void ld_global_L1__no_allocate_v4_u32(std::array<u32*, N> d, const void* from) {
-    if ((u64)from % 16) fail("a load of 16 bytes at %p", from);
-    for (std::size_t i = 0; i < N; i++) *d[i] = ((const u32*)from)[i];
-}
 template <class T, std::size_t N>
 inline void load_shared(std::array<T*, N> d, u32 from) {
     const T* p = (const T*)shared_at(from, sizeof(T) * N, sizeof(T) * N);
@@ -74,9 +66,6 @@ inline void mbarrier_arrive_shared_b64(u64&, u32 at) { barrier_arrive(at, 0); }
 inline void mbarrier_arrive_expect_tx_shared_b64(u64&, u32 at, u32 bytes) {
     barrier_arrive(at, bytes);
 }
-inline void mbarrier_arrive_release_cluster_shared__cluster_b64(Sink, u32 at) {
-    barrier_arrive(at, 0);
-}
 inline void mbarrier_try_wait_parity_shared_b64(bool& p, u32 at, u32 parity) {
     barrier_wait(at, parity);
     p = true;
@@ -84,14 +73,10 @@ inline void mbarrier_try_wait_parity_shared_b64(bool& p, u32 at, u32 parity) {
 inline void mbarrier_test_wait_parity_shared_b64(bool& p, u32 at, u32 parity) {
     mbarrier_try_wait_parity_shared_b64(p, at, parity);
 }
-inline void mbarrier_try_wait_parity_acquire_cluster_shared__cta_b64(bool& p, u32 at, u32 parity) {
-    mbarrier_try_wait_parity_shared_b64(p, at, parity);
-}
 inline void barrier_cluster_arrive_release_aligned() { cluster_arrive(); }
 inline void barrier_cluster_arrive_relaxed_aligned() { cluster_arrive(); }
 inline void barrier_cluster_wait_acquire_aligned() { cluster_wait(); }
 inline void barrier_cluster_wait_aligned() { cluster_wait(); }
-inline u32 cluster_ctarank() { return cluster_rank(); }
 inline void mapa_shared__cluster_u32(u32& d, u32 address, u32 rank) {
     d = address_in(address, rank);
 }
@@ -111,12 +96,6 @@ inline void cp_async_bulk_shared__cluster_global_mbarrier__complete_tx__bytes(
 inline void cp_async_bulk_shared__cluster_global_mbarrier__complete_tx__bytes_L2__cache_hint(
     u32 to, const void* from, u32 bytes, u32 barrier, u64) {
     bulk_copy(to, from, bytes, barrier);
-}
-inline void cp_async_bulk_shared__cluster_global_mbarrier__complete_tx__bytes_multicast__cluster(
-    u32 to, const void* from, u32 bytes, u32 barrier, u16 mask) {
-    for (u32 rank = 0; mask >> rank; rank++)
-        if (mask >> rank & 1)
-            bulk_copy(address_in(to, rank), from, bytes, address_in(barrier, rank));
 }
 inline void cp_async_cg_shared_global(u32 to, const void* from, u32 bytes, u32 real) {
     copy_async(to, from, bytes, real);

@@ -263,7 +263,6 @@ void cluster_arrive() {
     release_cluster();
 }
 void cluster_wait() { wait(&cluster_generation, current->cluster_parity, "barrier.cluster"); }
-u32 cluster_rank() { return current->block->rank; }
 
 u32 address_of(const void* shared) {
     std::ptrdiff_t offset = (const u8*)shared - window;

@@ -40,7 +40,6 @@ void meet_group(void* mine, Work work, const char* what);
 void block_barrier(int number, u32 count);
 void cluster_arrive();
 void cluster_wait();
-u32 cluster_rank();
 
 // Shared memory: addresses are offsets into that of the cluster.
 u32 address_of(const void* shared);

@@ -131,8 +131,4 @@ def _operand(text: str) -> str:
         return f"ptx::list({', '.join(_operand(x.strip()) for x in text[1:-1].split(','))})"
     if text.startswith("["):
         return _operand(text[1:-1])
-    if text == "_":
-        return "ptx::sink"
-    if text.startswith("%%"):
-        return f"ptx::{text[2:]}()"
     return f"operand_{text[1:]}" if text.startswith("%") else text
