@@ -156,9 +156,12 @@ def test_a_copy_that_is_not_awaited_shows(play: Play, waits: bool) -> None:
         {"barrier_wait(barrier, 0);" if waits else ""}
         if (lane < 4) out[lane] = ((u32*)shared)[4 + lane];"""
     given = np.arange(1, 5, dtype=np.uint32)
-    early, late = (play(body, given, 4, late, shared=64) for late in (False, True))
-    np.testing.assert_array_equal(early, given)
-    assert np.array_equal(late, given) is waits
+    np.testing.assert_array_equal(play(body, given, 4, shared=64), given)
+    if waits:
+        np.testing.assert_array_equal(play(body, given, 4, late=True, shared=64), given)
+    else:
+        with pytest.raises(BackendError, match="a block that has ended"):
+            play(body, given, 4, late=True, shared=64)
 
 
 @pytest.mark.parametrize("syncs", [True, False])
@@ -174,7 +177,9 @@ def test_a_race_of_two_warps_shows(play: Play, syncs: bool) -> None:
     assert (late == 7).all() == syncs
 
 
-def test_blocks_of_a_cluster_see_each_other(play: Play) -> None:
+@pytest.mark.parametrize("stays", [True, False])
+def test_blocks_of_a_cluster_see_each_other(play: Play, stays: bool) -> None:
+    """As long as they are there."""
     body = f"""__shared__ __align__(8) float2 mine; {BEGIN}
         u32 rank = blockIdx.x;
         if (lane == 0) mine = make_float2((float)rank, 0.5f);
@@ -183,10 +188,14 @@ def test_blocks_of_a_cluster_see_each_other(play: Play) -> None:
         float2 next = load_sums<4>(cluster_address(shared_address(&mine), (rank + 1) % 4));
         if (lane == 0) ((float*)out)[rank] = next.x + next.y;
         __syncwarp();
-        cluster_leave();"""
+        {"cluster_leave();" if stays else ""}"""
     for late in (False, True):
-        found = play(body, np.zeros(1, np.uint32), 4, late, grid=(4, 1, 1), cluster=4)
-        assert found.view(np.float32).tolist() == [1.5, 2.5, 3.5, 0.5]
+        if stays:
+            found = play(body, np.zeros(1, np.uint32), 4, late, grid=(4, 1, 1), cluster=4)
+            assert found.view(np.float32).tolist() == [1.5, 2.5, 3.5, 0.5]
+        else:
+            with pytest.raises(BackendError, match="a block that has ended"):
+                play(body, np.zeros(1, np.uint32), 4, late, grid=(4, 1, 1), cluster=4)
 
 
 MUTANTS = [

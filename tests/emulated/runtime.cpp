@@ -275,6 +275,7 @@ void* shared_at(u32 address, u32 bytes, u32 alignment) {
     u32 offset = address % SPAN;
     if (address / SPAN >= launch.cluster || offset + bytes > STATICS + launch.shared)
         fail("%u bytes at the shared address %#x, of %u bytes", bytes, address, launch.shared);
+    if (!blocks[address / SPAN].live) fail("shared memory of a block that has ended");
     if (address % alignment) fail("the shared address %#x is not aligned to %u", address, alignment);
     return window + address;
 }
