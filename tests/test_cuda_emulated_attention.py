@@ -7,20 +7,25 @@ the emulator and must give the same bits.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import product
 
 import numpy as np
 import pytest
 from attention_cases import Heads, Seq, attend, decode, expected, prefill
-from emulated import AMPERE, HOPPER, emulated_backend, reason_against
+from cuda_layers import layer
+from cuda_lowering import lower
+from emulated import AMPERE, HOPPER, emulated_backend, emulator, reason_against
 from op_cases import Array, relative_error
 from test_backend_attention import BATCHES, TOLERANCE
 
 from minfer.backends.cuda.device import Facts
+from minfer.backends.cuda.launch import Launch
 from minfer.dtypes import F16, F32, Q8_0, DType
 
 REASON = reason_against()
 pytestmark = pytest.mark.skipif(REASON is not None, reason=str(REASON))
 
+HEAD_DIMS = (16, 80, 128, 256)
 cards = pytest.mark.parametrize("card", [HOPPER, AMPERE], ids=["hopper", "ampere"])
 # rows over an f32 cache run by the same kernel on every card, and q8_0 ones over halves made of it
 caches = pytest.mark.parametrize(
@@ -28,6 +33,18 @@ caches = pytest.mark.parametrize(
     [(HOPPER, F32), (HOPPER, F16), (HOPPER, Q8_0), (AMPERE, F16)],
     ids=["hopper-f32", "hopper-f16", "hopper-q8_0", "ampere-f16"],
 )
+
+
+@pytest.fixture(scope="module", autouse=True)
+def compiled() -> None:
+    """Most of the kernels, compiled together."""
+    for card, dtypes in ((HOPPER, (F32, F16, Q8_0)), (AMPERE, (F16,))):
+        launches: list[Launch] = []
+        for head_dim, dtype in product((64, *HEAD_DIMS), dtypes):
+            for rows, single in ((4, 4), (70, 0)):
+                launches += lower(layer(head_dim, str(dtype), rows, single, 6, 2), card)
+        kernels = (launch.kernel for launch in launches)
+        emulator(card).prepare(k for k in kernels if k.name not in ("rms_norm", "rope"))
 
 
 def both(card: Facts, heads: Heads, seqs: tuple[Seq, ...], shuffle: int = 0) -> Iterator[Array]:
@@ -59,7 +76,7 @@ def test_heads_of_a_group(card: Facts, ratio: int) -> None:
 
 
 @caches
-@pytest.mark.parametrize("head_dim", [16, 80, 128, 256])
+@pytest.mark.parametrize("head_dim", HEAD_DIMS)
 def test_head_dims(card: Facts, dtype: DType, head_dim: int) -> None:
     close(card, Heads(6, 2, head_dim, dtype), (*decode(70), *prefill((30, 40))))
 

@@ -168,10 +168,14 @@ def forms(bench: EmulatedBench, group: Group, x: Any, made: Iterable[Make]) -> I
     out = device.allocate(4 * rows * group.n_outputs, "out")
     device.upload(address, x)
     product = Product(group, bench.store.address(group.key), Normed(address), out, rows, rows)
-    for number, make in enumerate(made):
-        launches = make(product, bench.context)
-        if any(launch.shared > device.facts.shared_limit for launch in launches):
-            continue
+    every = [make(product, bench.context) for make in made]
+    fitting = [
+        launches
+        for launches in every
+        if all(launch.shared <= device.facts.shared_limit for launch in launches)
+    ]
+    device.prepare(launch.kernel for launches in fitting for launch in launches)
+    for number, launches in enumerate(fitting):
         bench.emulated.late = number % 2 > 0
         device.fill(out, 0xFF, 4 * rows * group.n_outputs)
         device.run(launches)
