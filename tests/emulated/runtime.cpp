@@ -1,7 +1,7 @@
 // The emulated multiprocessor: runs a launch cluster by cluster, every thread a fiber.
 //
-// A fiber runs until it has to wait; what it waits for is always that bit 0 of some word changes, so
-// the scheduler knows whom to resume without asking. Two schedules, both of which hardware may
+// A fiber runs until it has to wait; what it waits for is always that bit 0 of some word changes,
+// so the scheduler knows whom to resume without asking. Two schedules, both of which hardware may
 // choose: EARLY takes warps in order and completes copies and products where they are issued; LATE
 // takes everything in reverse and completes them as late as may be: copies when no thread can go on
 // without, products at the wait for them. What races shows in one or the other.
@@ -233,11 +233,13 @@ void meet_at(Meeting& meeting, int place, int size, void* mine, Work work, const
 }  // namespace
 
 void meet(void* mine, Work work, const char* what) {
-    meet_at(current->block->warps[current->index / LANES].meeting, current->index % LANES, LANES, mine, work, what);
+    auto& warp = current->block->warps[current->index / LANES];
+    meet_at(warp.meeting, current->index % LANES, LANES, mine, work, what);
 }
 
 void meet_group(void* mine, Work work, const char* what) {
-    meet_at(current->block->warpgroups[current->index / GROUP].meeting, current->index % GROUP, GROUP, mine, work, what);
+    auto& group = current->block->warpgroups[current->index / GROUP];
+    meet_at(group.meeting, current->index % GROUP, GROUP, mine, work, what);
 }
 
 void block_barrier(int number, u32 count) {
@@ -276,7 +278,8 @@ void* shared_at(u32 address, u32 bytes, u32 alignment) {
     if (address / SPAN >= launch.cluster || offset + bytes > STATICS + launch.shared)
         fail("%u bytes at the shared address %#x, of %u bytes", bytes, address, launch.shared);
     if (!blocks[address / SPAN].live) fail("shared memory of a block that has ended");
-    if (address % alignment) fail("the shared address %#x is not aligned to %u", address, alignment);
+    if (address % alignment)
+        fail("the shared address %#x is not aligned to %u", address, alignment);
     return window + address;
 }
 
