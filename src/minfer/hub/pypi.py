@@ -11,6 +11,7 @@ import base64
 import csv
 import importlib.util
 import io
+import os
 import subprocess
 import sys
 import tempfile
@@ -196,11 +197,12 @@ def _pip_download(
 def _largest_wheel(folder: Path, n_bytes: int | None) -> int:
     """Size of the download so far. pip copies it once more at the end, hence the largest."""
     sizes = [0]
-    for path in folder.rglob("*.whl"):
-        try:
-            sizes.append(path.stat().st_size)
-        except FileNotFoundError:  # pip has just moved it
-            continue
+    for place, _, names in os.walk(folder):  # which leaves out folders that are going away
+        for name in names:
+            try:
+                sizes.append((Path(place) / name).stat().st_size if name.endswith(".whl") else 0)
+            except FileNotFoundError:  # pip has just moved it
+                continue
     return min(max(sizes), n_bytes) if n_bytes else max(sizes)
 
 
