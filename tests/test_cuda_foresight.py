@@ -33,9 +33,7 @@ USUAL = Settings()
 SIZES = EngineConfig(n_ctx=256, n_cells=4096, max_sequences=4, prefill_rows=128)
 
 
-def foretold(
-    name: str, n_layers: int | None = None, settings: Settings = USUAL
-) -> tuple[int, int]:
+def foretold(name: str, n_layers: int | None = None, settings: Settings = USUAL) -> tuple[int, int]:
     """What a tiny model's first blocks, or all of it, take: the arena, and all else."""
     config, weights = model_config(tiny(name)), file_weights(tiny(name))
     devices = [Device(OnPaper(), n_layers), Device(PartialReference("cpu"))]
