@@ -18,8 +18,7 @@ from minfer.backends.base import ALIGNMENT, Budget, Split, Weight
 from minfer.backends.cuda import foresight
 from minfer.backends.cuda.device import Device
 from minfer.backends.cuda.kv import ELEMENT_BYTES, KVState
-from minfer.backends.cuda.launch import Launch
-from minfer.backends.cuda.ops import OPS
+from minfer.backends.cuda.ops import OPS, lowered
 from minfer.backends.cuda.ops.base import COUNTERS_BYTES, Context, Store, halves_key
 from minfer.backends.cuda.program import Counters, Program
 from minfer.backends.melt import melting_norms
@@ -220,7 +219,6 @@ class CudaBackend:
             node = split.graph.nodes[index]
             if node.nbytes and split.offsets[index] + node.nbytes > size:
                 raise GraphError(f"its output lies outside of the arena of {size}", where=node.name)
-        norms = melting_norms(split)
         context = Context(
             graph=split.graph,
             facts=self.device.facts,
@@ -229,17 +227,13 @@ class CudaBackend:
             offsets=split.offsets,
             weights=self._store.address,
             states=self._states,
-            norms=norms,
+            norms=melting_norms(split),
             constant=self._constant,
             halves=lambda key: self._store.find(halves_key(key)),
             scratch=self._take_scratch,
             counters=self._take_counters,
         )
-        launches: list[Launch] = []
-        for index in split.nodes:
-            if index not in norms:
-                node = split.graph.nodes[index]
-                launches += OPS[node.op].lower(node, context)
+        launches = [made for _, some in lowered(split.nodes, context) for made in some]
         # The first launch waits for the step before, so that the others may read the step's inputs
         # ahead of `pdl_wait`.
         launches[:1] = [replace(launch, overlap=False) for launch in launches[:1]]

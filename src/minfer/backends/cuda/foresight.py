@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from minfer.backends.base import Split, Weight
 from minfer.backends.cuda.kv import KVState
 from minfer.backends.cuda.launch import Launch
-from minfer.backends.cuda.ops import OPS
+from minfer.backends.cuda.ops import OPS, lowered
 from minfer.backends.cuda.ops.base import COUNTERS_BYTES, Context, Store
 from minfer.backends.melt import melting_norms
 from minfer.graph import Node
@@ -105,7 +105,6 @@ def _lowered(
     split: Split, ledger: _Ledger, facts: Facts, settings: Settings
 ) -> Iterator[tuple[Node, list[Launch]]]:
     """Every node and its launches, over addresses that are all 0."""
-    norms = melting_norms(split)
     context = Context(
         graph=split.graph,
         facts=facts,
@@ -114,12 +113,10 @@ def _lowered(
         offsets=split.offsets,
         weights=lambda key: 0,
         states={name: KVState(spec, 0) for name, spec in split.graph.states.items()},
-        norms=norms,
+        norms=melting_norms(split),
         constant=ledger.constant,
         halves=lambda key: int(settings.cuda_halves),
         scratch=ledger.take,
         counters=lambda count: 0,
     )
-    for index in split.nodes:
-        node = split.graph.nodes[index]
-        yield node, [] if index in norms else OPS[node.op].lower(node, context)
+    return lowered(split.nodes, context)

@@ -1,5 +1,8 @@
 """The ops of the CUDA backend: one module an op, host side and `.cu` twin of the same name."""
 
+from collections.abc import Iterator, Sequence
+
+from minfer.backends.cuda.launch import Launch
 from minfer.backends.cuda.ops import (
     attention,
     elementwise,
@@ -13,7 +16,8 @@ from minfer.backends.cuda.ops import (
     rows,
     sample,
 )
-from minfer.backends.cuda.ops.base import Op
+from minfer.backends.cuda.ops.base import Context, Op
+from minfer.graph import Node
 
 OPS: dict[str, Op] = {
     "embed": embed,
@@ -34,3 +38,10 @@ OPS: dict[str, Op] = {
     "fused_qkv": qkv,
 }
 """Op -> its module."""
+
+
+def lowered(nodes: Sequence[int], ctx: Context) -> Iterator[tuple[Node, list[Launch]]]:
+    """Nodes, by id, and their launches, in order; none for a norm that its readers take in."""
+    for index in nodes:
+        node = ctx.graph.nodes[index]
+        yield node, [] if index in ctx.norms else OPS[node.op].lower(node, ctx)

@@ -82,13 +82,14 @@ def load_group(group: Group, node: Node, weights: Mapping[str, Weight], store: S
     if store.halves and node.attrs.single_rows < node.shape[0]:
         store.resident(
             halves_key(group.key),
-            _halves_bytes(group),
+            _halves_bytes(group.n_rows, group),
             lambda to: store.device.run(expand_launches(group, packed, to)),
         )
 
 
-def _halves_bytes(group: Group) -> int:
-    return group.n_rows * blocks(group.n_cols, 128) * 256
+def _halves_bytes(rows: int, group: Group) -> int:
+    """Bytes of so many rows of a group's columns as chunked halves (`lib/act.cuh`)."""
+    return rows * blocks(group.n_cols, 128) * 256
 
 
 def lower(node: Node, ctx: Context) -> list[Launch]:
@@ -166,6 +167,13 @@ def _addresses(product: Product) -> tuple[int, ...]:
     return (*found, *[0] * (3 - len(found)), product.weights + product.group.factors)
 
 
+def _ends(product: Product, first: int) -> tuple[int, int, int]:
+    """Addresses of bias, residual and output, those of rows from `first` on."""
+    skip = 4 * first * product.group.n_outputs
+    residual = product.residual + skip if product.residual else 0
+    return product.bias, residual, product.out + skip
+
+
 def _tiles(group: Group) -> tuple[int, ...]:
     """Tiles of three segments."""
     found = [s.n_tiles for s in group.segments]
@@ -175,14 +183,11 @@ def _tiles(group: Group) -> tuple[int, ...]:
 def vec_launch(product: Product, first: int, variant: choose.Vec) -> Launch:
     """The launch of `matmul_vec` for its rows from `first` on."""
     group = product.group
-    skip = 4 * first * group.n_outputs
     args = (
         *_addresses(product),
         product.x.x + 4 * first * group.n_cols,
         product.x.norm,
-        product.bias,
-        product.residual + skip if product.residual else 0,
-        product.out + skip,
+        *_ends(product, first),
         group.n_cols,
         *_tiles(group),
         group.n_outputs,
@@ -222,16 +227,13 @@ def batch_launches(
 ) -> list[Launch]:
     """The launches of `matmul_batch` for `rows` single rows from `first` on."""
     group = product.group
-    skip = 4 * first * group.n_outputs
-    bias, out = product.bias, product.out + skip
-    residual = product.residual + skip if product.residual else 0
-    x_bytes = variant.columns * blocks(group.n_cols, 128) * 256
+    x_bytes = _halves_bytes(variant.columns, group)
     apart = variant.ranks > 1 and not variant.cluster
     partial_bytes = 4 * variant.ranks * variant.columns * group.n_rows if apart else 0
     x = ctx.scratch(x_bytes + partial_bytes)
     partial = x + x_bytes
     weights = _addresses(product)
-    ends = (bias, residual, out)
+    ends = _ends(product, first)
     shape = (group.n_cols, *_tiles(group), group.n_outputs, rows)
     main, finish = batch_kernels(group, product.epilogue, variant)
     launches = [
@@ -276,15 +278,12 @@ def hopper_batch_launches(
 ) -> list[Launch]:
     """The launches of `matmul_batch_sm90` for `rows` single rows from `first` on."""
     group = product.group
-    skip = 4 * first * group.n_outputs
     columns = blocks(rows, 8) * 8
-    x = ctx.scratch(columns * blocks(group.n_cols, 128) * 256)
+    x = ctx.scratch(_halves_bytes(columns, group))
     args = (
         *_addresses(product),
         x,
-        product.bias,
-        product.residual + skip if product.residual else 0,
-        product.out + skip,
+        *_ends(product, first),
         group.n_cols,
         *_tiles(group),
         group.n_outputs,
@@ -323,9 +322,9 @@ def _many(product: Product, ctx: Context) -> list[Launch]:
     group = product.group
     rows = product.rows - product.single_rows
     variant = choose.gemm(group, rows, ctx.facts)
-    x_bytes = variant.padded * blocks(group.n_cols, 128) * 256
+    x_bytes = _halves_bytes(variant.padded, group)
     w = ctx.halves(group.key)
-    x = ctx.scratch(x_bytes + (0 if w else _halves_bytes(group)))
+    x = ctx.scratch(x_bytes + (0 if w else _halves_bytes(group.n_rows, group)))
     expansion = [] if w else expand_launches(group, product.weights, x + x_bytes)
     w = w or x + x_bytes
     return [
@@ -389,14 +388,11 @@ def act_normed_kernel(n_cols: int) -> Kernel:
 def gemm_launch(product: Product, x: int, w: int, counts: int, variant: choose.Gemm) -> Launch:
     """The product of expanded operands at `x` and `w`."""
     group = product.group
-    skip = 4 * product.single_rows * group.n_outputs
     args = (
         x,
         w,
         product.weights + group.factors,
-        product.bias,
-        product.residual + skip if product.residual else 0,
-        product.out + skip,
+        *_ends(product, product.single_rows),
         counts,
         variant.padded,
         group.n_rows,
