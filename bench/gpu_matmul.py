@@ -75,6 +75,22 @@ SHAPES: dict[str, tuple[Shape, ...]] = {
         Shape("down6", ("q6_K",), (896,), 4864, copies=12),
         Shape("head", ("q8_0",), (151936,), 896),
     ),
+    "qwen3-8b": (
+        Shape("qkv", ("q4_K", "q4_K", "q6_K"), (4096, 1024, 1024), 4096, copies=36),
+        Shape("o", ("q4_K",), (4096,), 4096, copies=36),
+        Shape("gate+up", ("q4_K", "q4_K"), (12288, 12288), 4096, True, copies=36),
+        Shape("down", ("q4_K",), (4096,), 12288, copies=18),
+        Shape("down6", ("q6_K",), (4096,), 12288, copies=18),
+        Shape("head", ("q6_K",), (151936,), 4096),
+    ),
+    "gemma3-4b": (
+        Shape("qkv", ("q4_K", "q4_K", "q6_K"), (2048, 1024, 1024), 2560, copies=34),
+        Shape("o", ("q4_K",), (2560,), 2048, copies=34),
+        Shape("gate+up", ("q4_K", "q4_K"), (10240, 10240), 2560, True, copies=34),
+        Shape("down", ("q4_K",), (2560,), 10240, copies=17),
+        Shape("down6", ("q6_K",), (2560,), 10240, copies=17),
+        Shape("head", ("q6_K",), (262144,), 2560),
+    ),
     "types": tuple(
         Shape(name, (name, name), (18944, 18944), 3584, True)
         for name in matmul_pack.FORMATS
