@@ -15,6 +15,7 @@
 #include "lib/base.cuh"
 
 constexpr int THREADS = 1024, BINS = 2048, BIN_BITS = 11, KEPT = 2048, COLUMNS = 5;
+constexpr int AT_ONCE = 4, CHUNK = AT_ONCE * THREADS;  // logits that are read together
 
 struct Shared {
     u64 weights[BINS], largest[BINS];  // of each bin
@@ -164,8 +165,19 @@ KERNEL __launch_bounds__(THREADS) sample(const float* logits, const float* sampl
     int row = blockIdx.y;
     const float* mine = logits + (i64)row * n_vocab;
     u64 top = 0;
-    for (int i = blockIdx.x * THREADS + threadIdx.x; i < n_vocab; i += gridDim.x * THREADS)
-        top = max(top, key_of(mine[i], i));
+    for (int first = blockIdx.x * CHUNK; first < n_vocab; first += gridDim.x * CHUNK) {
+        float some[AT_ONCE];
+#pragma unroll
+        for (int j = 0; j < AT_ONCE; j++) {
+            int i = first + j * THREADS + threadIdx.x;
+            some[j] = i < n_vocab ? mine[i] : -INFINITY;
+        }
+#pragma unroll
+        for (int j = 0; j < AT_ONCE; j++) {
+            int i = first + j * THREADS + threadIdx.x;
+            if (i < n_vocab) top = max(top, key_of(some[j], i));
+        }
+    }
 #pragma unroll
     for (int offset = 16; offset; offset /= 2)
         top = max(top, __shfl_xor_sync(FULL_MASK, top, offset));

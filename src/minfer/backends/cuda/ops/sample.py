@@ -10,7 +10,9 @@ from minfer.backends.cuda.ops.base import Context, blocks
 from minfer.graph import Graph, Node
 
 THREADS = 1024
+CHUNK = 4 * THREADS  # logits that a block reads together
 MAX_BLOCKS = 32  # of a row
+BLOCKS_AT_ONCE = 2  # on a multiprocessor, by their threads
 SHARED_BYTES = 2048 * (8 + 8 + 4 + 8) + 32 * 8 + 2 * 8 + 2 * 4
 KERNEL = kernel("ops/sample.cu", "sample", "p p p p p i")
 
@@ -21,9 +23,10 @@ def supports(node: Node, graph: Graph) -> str | None:
 
 
 def lower(node: Node, ctx: Context) -> list[Launch]:
-    """One launch: a block finds the best of 4 x THREADS logits of a row."""
+    """One launch, of as many blocks as run at once: more of them would wait and start late."""
     rows, n_vocab = ctx.graph.nodes[node.srcs[0]].shape
-    n_blocks = min(MAX_BLOCKS, blocks(n_vocab, 4 * THREADS))
+    at_once = max(1, BLOCKS_AT_ONCE * ctx.facts.n_sms // rows)
+    n_blocks = min(MAX_BLOCKS, at_once, blocks(n_vocab, CHUNK))
     args = (
         ctx.src(node, 0),
         ctx.src(node, 1),
