@@ -26,6 +26,7 @@ from minfer.graph import (
     GraphBuilder,
     MatMulAttrs,
     Node,
+    NormAttrs,
     RopeAttrs,
     RopeSpec,
 )
@@ -263,15 +264,19 @@ def penalize(n_vocab: int) -> Case:
     return Case(f"penalize-{n_vocab}", b.build(y), inputs, {}, expected, Kind.MOVED)
 
 
-def rms_norm(features: int, width: int, size: float = 1.0) -> Case:
-    name = f"rms_norm-{features}-by{width}-x{size:g}"
+def rms_norm(features: int, width: int, size: float = 1.0, residual: bool = False) -> Case:
+    name = f"rms_norm-{features}-by{width}-x{size:g}{'-residual' * residual}"
     r = rng(name)
     x = normal(r, 5, features) * np.float32(size)
     weights = {"n": weight("n", normal(r, width), F32)}
     b = GraphBuilder(specs(weights), {})
-    y = b.rms_norm(b.input("x", (5, features), F32), "n", "y", 1e-5, width)
-    expected = ref.rms_norm(x, values(weights["n"]), 1e-5)
-    return Case(name, b.build(y), {"x": x}, weights, expected, Kind.FLOAT)
+    inputs = {"x": x}
+    if residual:
+        inputs["z"] = normal(r, 5, features) * np.float32(size)
+    sources = tuple(b.input(key, (5, features), F32) for key in inputs)
+    y = b.node("rms_norm", sources, NormAttrs(1e-5, width, residual), "y", ("n",))
+    expected = ref.rms_norm(x, values(weights["n"]), 1e-5) + inputs.get("z", 0)
+    return Case(name, b.build(y), inputs, weights, expected, Kind.FLOAT)
 
 
 def rope_spec(style: Any, n_pairs: int, magnitude: float = 1.0) -> RopeSpec:
@@ -342,6 +347,8 @@ def cases() -> Iterator[Case]:
     yield rms_norm(384, 128)
     yield rms_norm(96, 96, size=1e-4)
     yield rms_norm(96, 96, size=1e4)
+    yield rms_norm(576, 576, residual=True)
+    yield rms_norm(384, 128, residual=True)
     for style in ("neox", "interleaved"):
         yield rope(style, 64, 32)
         yield rope(style, 80, 40)

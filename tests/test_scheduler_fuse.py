@@ -52,8 +52,10 @@ def test_the_chains_of_every_model_are_found(name: str) -> None:
     found = count(plan)
     assert (found["fused_qkv"], found["fused_ffn"], found["gated"], found["rope"]) == (n, n, 0, 0)
     residuals = sum(getattr(x.attrs, "residual", False) for x in plan.graph.nodes)
-    # where a norm follows the product, the sum is not the product's
-    assert (residuals, found["add"]) == ((0, 2 * n) if config.post_norms else (2 * n, 0))
+    # where a norm follows the product, the sum is the norm's
+    assert (residuals, found["add"]) == (2 * n, 0)
+    adders = {x.op for x in plan.graph.nodes if getattr(x.attrs, "residual", False)}
+    assert adders == ({"rms_norm"} if config.post_norms else {"matmul"})
     for node in plan.graph.nodes:
         if isinstance(node.attrs, FusedQKVAttrs):
             assert node.attrs.bias == config.qkv_bias
@@ -232,7 +234,7 @@ def logits_of(file: GGUFFile, settings: Settings) -> Mapping[str, np.ndarray]:
 @pytest.mark.parametrize("mixed", [False, True], ids=["one type", "mixed types"])
 @pytest.mark.parametrize("name", ["llama", "qwen2", "qwen3", "gemma3"])
 def test_fused_equals_unfused_bit_for_bit(tmp_path: Path, name: str, mixed: bool) -> None:
-    """llama is the plain chain, qwen2 has biases, qwen3 norms, gemma3 norms and no residual."""
+    """llama is the plain chain, qwen2 has biases, qwen3 norms, gemma3 norms that add."""
     change = mixed_types if mixed else None
     file = open_gguf(
         rewritten(tmp_path / "m.gguf", name, {"general.quantization_version": 2}, change)

@@ -23,7 +23,8 @@ def _melts(split: Split, norm: Node) -> bool:
     attrs = norm.attrs
     assert isinstance(attrs, NormAttrs)
     readers = [graph.nodes[i] for i in graph.readers[norm.id]]
-    if attrs.width != norm.shape[1] or norm.id in graph.outputs or not readers:
+    whole = attrs.width == norm.shape[1] and not attrs.residual
+    if not whole or norm.id in graph.outputs or not readers:
         return False
     for reader in readers:
         if reader.op not in PRODUCTS or norm.id in reader.srcs[1:] or reader.id not in split.nodes:

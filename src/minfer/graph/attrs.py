@@ -47,10 +47,16 @@ class MatMulAttrs(Attrs):
 
 @dataclass(frozen=True, slots=True)
 class NormAttrs(Attrs):
-    """`y = x / sqrt(mean(x^2) + eps) * weight`, over groups of `width` features."""
+    """`y = x / sqrt(mean(x^2) + eps) * weight`, over groups of `width` features.
+
+    Attributes:
+        eps, width: as above.
+        residual: the last source, shaped like the output, is added to it.
+    """
 
     eps: float
     width: int
+    residual: bool = False
 
 
 @dataclass(frozen=True, slots=True)

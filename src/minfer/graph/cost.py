@@ -20,6 +20,7 @@ from minfer.graph.attrs import (
     FusedQKVAttrs,
     KVStoreAttrs,
     MatMulAttrs,
+    NormAttrs,
 )
 from minfer.graph.ir import Graph, Node
 
@@ -159,6 +160,9 @@ def _cost(graph: Graph, node: Node, rows: tuple[int, ...], load: Load) -> Cost:
         case MatMulAttrs() as matmul:
             weight_bytes, flops = _products(graph, node, n_rows)
             flops += n_rows * _features(node) * (matmul.bias + matmul.residual)
+        case NormAttrs() as norm:
+            weight_bytes = sum(_weight_bytes(graph, name) for name in node.weights)
+            flops += norm.residual * n_rows * _features(node)
         case _:
             weight_bytes = sum(_weight_bytes(graph, name) for name in node.weights)
     read = 0

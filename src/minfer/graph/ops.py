@@ -100,13 +100,18 @@ def _matmul(node: Node, srcs: Sequence[Node], weights: Weights, states: States) 
     n_out = _project(node, srcs[0], weights[0])
     out = (srcs[0].shape[0], n_out)
     check(len(weights) == 1 + attrs.bias, node, f"{len(weights)} weights, bias={attrs.bias}")
-    check(len(srcs) == 1 + attrs.residual, node, f"{len(srcs)} srcs, residual={attrs.residual}")
     if attrs.bias:
         check(weights[1].shape == out[1:], node, f"bias has shape {weights[1].shape}")
-    if attrs.residual:
-        check(srcs[1].shape == out, node, f"residual has shape {srcs[1].shape}, not {out}")
+    _residual(node, srcs, out, attrs.residual)
     _single(node, attrs.single_rows, out[0])
     return out
+
+
+def _residual(node: Node, srcs: Sequence[Node], out: Shape, residual: bool) -> None:
+    """The last source is there if it should be, and shaped like the output."""
+    check(len(srcs) == 1 + residual, node, f"{len(srcs)} srcs, residual={residual}")
+    if residual:
+        check(srcs[1].shape == out, node, f"residual has shape {srcs[1].shape}, not {out}")
 
 
 def _norm(node: Node, srcs: Sequence[Node], weights: Weights, states: States) -> Shape:
@@ -115,6 +120,7 @@ def _norm(node: Node, srcs: Sequence[Node], weights: Weights, states: States) ->
     width = _features(node, srcs[0])
     check(weights[0].shape == (attrs.width,), node, f"weight {weights[0].shape}, {attrs.width}")
     check(attrs.width > 0 and width % attrs.width == 0, node, f"{width} % {attrs.width} != 0")
+    _residual(node, srcs, srcs[0].shape, attrs.residual)
     return srcs[0].shape
 
 
@@ -256,7 +262,7 @@ OPS: dict[str, OpSpec] = {
     # projections
     "matmul": OpSpec(("x", "residual?"), ("weight", "bias?"), MatMulAttrs, _matmul),
     # normalisation and position
-    "rms_norm": OpSpec(("x",), ("weight",), NormAttrs, _norm),
+    "rms_norm": OpSpec(("x", "residual?"), ("weight",), NormAttrs, _norm),
     "rope": OpSpec(("x", "positions"), (), RopeAttrs, _rope, in_place=True),
     # attention
     "kv_store": OpSpec(("k", "v", "cells"), (), KVStoreAttrs, _kv_store, dtype=I32),

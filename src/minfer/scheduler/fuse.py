@@ -108,9 +108,9 @@ def _only_reader(graph: Graph, node: Node) -> Node | None:
 
 
 def _residual(graph: Graph, node: Node) -> Match | None:
-    """matmul -> add: the sum becomes the product's epilogue."""
+    """matmul or rms_norm -> add: the sum becomes the end of what was before."""
     attrs = node.attrs
-    if not isinstance(attrs, MatMulAttrs) or attrs.residual:
+    if not isinstance(attrs, (MatMulAttrs, NormAttrs)) or attrs.residual:
         return None
     add = _only_reader(graph, node)
     if add is None or add.op != "add" or add.srcs[0] == add.srcs[1]:

@@ -1,8 +1,8 @@
 """Where two traces part: the first node whose values differ by more than rounding explains.
 
 Steps are matched by number, and nodes by name. A fused node is matched with the node of its chain
-that has its value: the product that adds a residual with that `add`, and `fused_qkv` with the `q`
-that attention reads. What only one of the traces has a value of is passed over.
+that has its value: the product or norm that adds a residual with that `add`, and `fused_qkv` with
+the `q` that attention reads. What only one of the traces has a value of is passed over.
 
 The distance of two nodes is the larger of the differences of their samples (root mean square) and
 of their own root mean squares, relative to the size of what is larger, samples or whole values: 8
@@ -171,8 +171,8 @@ def _run(start: int, tokens: tuple[int, ...]) -> str:
 
 
 def _adds(node: PlanNode) -> bool:
-    """Whether a product also adds a residual."""
-    return node.op == "matmul" and len(node.srcs) == 2
+    """Whether a product or a norm also adds a residual."""
+    return node.op in ("matmul", "rms_norm") and len(node.srcs) == 2
 
 
 def _adder(plan: PlanRecord, product: int) -> int | None:

@@ -113,7 +113,16 @@ class KVState:
 
 class RmsNorm:
     def __init__(
-        self, *, rows: Rows, x: int, weight: int, y: int, groups: int, width: int, eps: float
+        self,
+        *,
+        rows: Rows,
+        x: int,
+        weight: int,
+        residual: int,
+        y: int,
+        groups: int,
+        width: int,
+        eps: float,
     ) -> None: ...
 
 class Elementwise:

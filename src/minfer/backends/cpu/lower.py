@@ -403,6 +403,7 @@ class _Lowering:
             x=self._at(node.srcs[0]),
             weight=self._memory.weights.vector(node.weights[0]),
             y=self._at(node.id),
+            residual=self._at(node.srcs[1]) if attrs.residual else 0,
             groups=node.shape[1] // attrs.width,
             width=attrs.width,
             eps=attrs.eps,

@@ -227,7 +227,7 @@ class ReferenceBackend:
 
 def _norm(b: ReferenceBackend, n: Node, s: Sequence[Array], w: Sequence[Array]) -> Array:
     assert isinstance(n.attrs, NormAttrs)
-    return ops.rms_norm(s[0], w[0], n.attrs.eps)
+    return ops.rms_norm(s[0], w[0], n.attrs.eps, *s[1:])
 
 
 def _embed(b: ReferenceBackend, n: Node, s: Sequence[Array], w: Sequence[Array]) -> Array:

@@ -33,11 +33,12 @@ def matmul(x: F32, weight: F32, bias: F32 | None = None, residual: F32 | None = 
     return np.asarray(y, np.float32)
 
 
-def rms_norm(x: F32, weight: F32, eps: float) -> F32:
-    """`x / sqrt(mean(x^2) + eps) * weight` over groups as wide as `weight`."""
+def rms_norm(x: F32, weight: F32, eps: float, residual: F32 | None = None) -> F32:
+    """`x / sqrt(mean(x^2) + eps) * weight + residual` over groups as wide as `weight`."""
     groups = x.reshape(x.shape[0], -1, weight.size).astype(np.float64)
     norm = groups / np.sqrt((groups**2).mean(axis=-1, keepdims=True) + eps)
-    return np.asarray((norm * weight).reshape(x.shape), np.float32)
+    y = np.asarray((norm * weight).reshape(x.shape), np.float32)
+    return y if residual is None else y + residual
 
 
 def rope(x: F32, positions: I32, spec: RopeSpec, head_dim: int) -> F32:

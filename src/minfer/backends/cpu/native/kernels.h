@@ -13,11 +13,12 @@
 
 namespace minfer {
 
-// y = x / sqrt(mean(x^2) + eps) * weight, over `groups` groups of `width` features a row.
+// y = x / sqrt(mean(x^2) + eps) * weight + residual, over `groups` groups of `width` features a row.
 struct RmsNormArgs {
     Rows rows;
     const float* x;
-    const float* weight;  // [width]
+    const float* weight;    // [width]
+    const float* residual;  // as y, or null
     float* y;
     int64_t groups;
     int64_t width;

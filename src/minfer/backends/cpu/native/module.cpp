@@ -109,6 +109,7 @@ void bind_arguments(nb::module_& m) {
     auto norm = keyword_class<RmsNormArgs>(m, "RmsNorm");
     pointer(norm, "x", &RmsNormArgs::x);
     pointer(norm, "weight", &RmsNormArgs::weight);
+    pointer(norm, "residual", &RmsNormArgs::residual);
     pointer(norm, "y", &RmsNormArgs::y);
     norm.def_rw("rows", &RmsNormArgs::rows)
         .def_rw("groups", &RmsNormArgs::groups)

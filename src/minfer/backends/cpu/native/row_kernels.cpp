@@ -26,7 +26,9 @@ void rms_norm(const RmsNormArgs& a, const Lane& lane) {
     const Range share = lane.share(rows.total() * a.groups);
     for (int64_t i = share.begin; i < share.end; ++i) {
         const int64_t at = (rows.place(i / a.groups) * a.groups + i % a.groups) * a.width;
-        norm_row(a.x + at, a.weight, a.y + at, a.width, a.eps);
+        float* y = a.y + at;
+        norm_row(a.x + at, a.weight, y, a.width, a.eps);
+        if (a.residual) apply(y, a.residual + at, y, a.width, [](vf u, vf v) { return u + v; });
     }
 }
 

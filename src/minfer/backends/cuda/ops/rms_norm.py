@@ -37,7 +37,8 @@ def lower(node: Node, ctx: Context) -> list[Launch]:
     assert isinstance(node.attrs, NormAttrs)
     width, eps = node.attrs.width, node.attrs.eps
     groups = node.shape[0] * node.shape[1] // width
-    args = (ctx.src(node, 0), ctx.raw(node.weights[0]), ctx.out(node), eps)
+    residual = ctx.src(node, 1) if node.attrs.residual else 0
+    args = (ctx.src(node, 0), ctx.raw(node.weights[0]), residual, ctx.out(node), eps)
     if width <= HEAD_WIDTH:
         grid = (blocks(groups, HEAD_THREADS // 32), 1, 1)
         return [Launch(_head_kernel(width), grid, HEAD_THREADS, (*args, groups))]
@@ -56,8 +57,9 @@ def kernels(facts: Facts) -> Sequence[Kernel]:
 
 
 def _row_kernel(width: int) -> Kernel:
-    return kernel("ops/rms_norm.cu", "rms_norm", "p p p f", WIDTH=width, THREADS=threads(width))
+    return kernel("ops/rms_norm.cu", "rms_norm", "p p p p f", WIDTH=width, THREADS=threads(width))
 
 
 def _head_kernel(width: int) -> Kernel:
-    return kernel("ops/rms_norm.cu", "head_norm", "p p p f i", WIDTH=width, THREADS=HEAD_THREADS)
+    signature = "p p p p f i"
+    return kernel("ops/rms_norm.cu", "head_norm", signature, WIDTH=width, THREADS=HEAD_THREADS)
