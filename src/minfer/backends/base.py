@@ -121,10 +121,17 @@ class Backend(Protocol):
     def fetch(
         self, offset: int, shape: tuple[int, ...], dtype: np.dtype[np.generic]
     ) -> Callable[[], NDArray[np.generic]]:
-        """Enqueue a copy out of the arena; the result waits for it, not for what comes after."""
+        """Enqueue a copy out of the arena; the result waits for it, not for what comes after.
 
-    def move(self, source: int, target: int, nbytes: int) -> None:
-        """Copy within the arena, ordered with the work."""
+        The copy runs beside the work that comes after: until the result has been waited for, or is
+        forgotten, that work must leave the place as it is.
+        """
+
+    def send(self, offset: int, array: NDArray[np.generic]) -> None:
+        """As `upload`, but beside the work under way, which must not touch the place.
+
+        Work enqueued later sees it.
+        """
 
     def compile(self, split: Split) -> Callable[[], None]:
         """Specialise and check everything; the result enqueues the split's work and takes nothing.

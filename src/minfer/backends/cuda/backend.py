@@ -194,11 +194,10 @@ class CudaBackend:
         arrived = self.device.fetch(self._arena[0] + offset, nbytes)
         return lambda: arrived().view(dtype).reshape(shape)
 
-    def move(self, source: int, target: int, nbytes: int) -> None:
-        """Copy within the arena, ordered with the work."""
-        self._check_range(source, nbytes)
-        self._check_range(target, nbytes)
-        self.device.copy(self._arena[0] + target, self._arena[0] + source, nbytes)
+    def send(self, offset: int, array: NDArray[np.generic]) -> None:
+        """As `upload`, but beside the work under way, which must not touch the place."""
+        self._check_range(offset, array.nbytes)
+        self.device.send(self._arena[0] + offset, array)
 
     def _check_range(self, offset: int, nbytes: int) -> None:
         self._check_open()
