@@ -81,7 +81,8 @@ class Backend(Protocol):
     def load(self, node: Node, weights: Mapping[str, Weight]) -> int:
         """Make the weights of `node` resident in the layout its kernel reads.
 
-        Repeated calls for weights already resident in that layout cost nothing.
+        Repeated calls for weights already resident in that layout cost nothing. A plan's nodes are
+        loaded from the last to the first, so a table that is the head, too, is the head's first.
 
         Returns:
             Bytes newly taken.

@@ -27,7 +27,7 @@ def load_weights(
     weights: Mapping[str, Weight],
     progress: Callable[[int, int], None] | None = None,
 ) -> dict[str, int]:
-    """Make every weight of the plan resident on its node's backend.
+    """Make every weight of the plan resident on its node's backend, the last node's first.
 
     Args:
         progress: called with (nodes done, nodes in all).
@@ -36,7 +36,7 @@ def load_weights(
         Bytes taken on each backend.
     """
     taken: dict[str, int] = dict.fromkeys(plan.used, 0)
-    nodes = [n for n in plan.graph.nodes if n.weights]
+    nodes = [n for n in reversed(plan.graph.nodes) if n.weights]
     for done, node in enumerate(nodes):
         if progress:
             progress(done, len(nodes))

@@ -19,7 +19,7 @@ from minfer.backends.cuda import foresight
 from minfer.backends.cuda.device import Device
 from minfer.backends.cuda.kv import ELEMENT_BYTES, KVState
 from minfer.backends.cuda.ops import OPS, lowered
-from minfer.backends.cuda.ops.base import COUNTERS_BYTES, Context, Store, halves_key
+from minfer.backends.cuda.ops.base import COUNTERS_BYTES, Context, Store
 from minfer.backends.cuda.program import Counters, Program
 from minfer.backends.melt import melting_norms
 from minfer.errors import BackendError, ClosedError, GraphError
@@ -228,7 +228,7 @@ class CudaBackend:
             states=self._states,
             norms=melting_norms(split),
             constant=self._constant,
-            halves=lambda key: self._store.find(halves_key(key)),
+            find=self._store.find,
             scratch=self._take_scratch,
             counters=self._take_counters,
         )
