@@ -120,7 +120,7 @@ class Bench:
             states={},
             norms={},
             constant=lambda array: 0,
-            halves=lambda key: 0,
+            find=lambda key: 0,
             scratch=self._scratch,
             counters=lambda count: self.zeros,
         )

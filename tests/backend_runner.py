@@ -75,6 +75,7 @@ def run(
         reason = on.supports(node, graph)
         if reason:
             pytest.skip(reason)
+    for node in reversed(nodes):
         on.load(node, weights)
     on.reserve(end)
     for name, node in graph.inputs.items():

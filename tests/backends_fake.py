@@ -1,8 +1,9 @@
-"""Backends for tests: the reference with gaps, one that only records, one that checks the cache."""
+"""Backends for tests: the reference with gaps or late; a recorder; one that checks the cache."""
 
 from __future__ import annotations
 
 import zlib
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -194,3 +195,76 @@ class Historian(ReferenceBackend):
 
     def _page(self, page: int) -> NDArray[np.int32]:
         return self.cells[page * PAGE : (page + 1) * PAGE]
+
+
+class Lagging(ReferenceBackend):
+    """The reference, whose work runs no sooner than somebody waits for it.
+
+    Args:
+        sends_late: whether what is sent beside the work arrives just before later work needs it,
+            instead of at once.
+        fetches_late: whether what is fetched is copied after everything enqueued meanwhile, instead
+            of right after the work before it.
+    """
+
+    def __init__(self, *, sends_late: bool, fetches_late: bool) -> None:
+        super().__init__()
+        self._sends_late = sends_late
+        self._fetches_late = fetches_late
+        self._queue: deque[Callable[[], None]] = deque()
+
+    def _drain(self) -> None:
+        while self._queue:
+            self._queue.popleft()()
+
+    def upload(self, offset: int, array: NDArray[np.generic]) -> None:
+        data = array.copy()
+        self._queue.append(lambda: super(Lagging, self).upload(offset, data))
+
+    def send(self, offset: int, array: NDArray[np.generic]) -> None:
+        if self._sends_late:
+            self.upload(offset, array)
+        else:
+            super().upload(offset, array)
+
+    def download(
+        self, offset: int, shape: tuple[int, ...], dtype: np.dtype[np.generic]
+    ) -> NDArray[np.generic]:
+        self._drain()
+        return super().download(offset, shape, dtype)
+
+    def fetch(
+        self, offset: int, shape: tuple[int, ...], dtype: np.dtype[np.generic]
+    ) -> Callable[[], NDArray[np.generic]]:
+        found: list[NDArray[np.generic]] = []
+        look = super().download
+        copy = lambda: found.append(look(offset, shape, dtype))  # noqa: E731
+        if not self._fetches_late:
+            self._queue.append(copy)
+
+        def arrived() -> NDArray[np.generic]:
+            while not found:
+                if self._queue:
+                    self._queue.popleft()()
+                else:
+                    copy()
+            return found[0]
+
+        return arrived
+
+    def compile(self, split: Split) -> Callable[[], None]:
+        run = super().compile(split)
+        return lambda: self._queue.append(run)
+
+    def copy_pages(self, pairs: Sequence[tuple[int, int]]) -> None:
+        self._drain()
+        super().copy_pages(pairs)
+
+    def reserve(self, nbytes: int) -> int:
+        if nbytes > self._arena.size:
+            self._drain()
+        return super().reserve(nbytes)
+
+
+class LaggingHistorian(Lagging, Historian):
+    """A `Historian` that lags."""

@@ -27,6 +27,7 @@ class Runner:
         for node in graph.nodes:
             reason = None if node.op == "input" else backend.supports(node, graph)
             assert reason is None, reason
+        for node in reversed(graph.nodes):
             if node.weights:
                 backend.load(node, {name: (weights or {})[name] for name in node.weights})
         self.generation = backend.reserve(end)

@@ -7,6 +7,7 @@ from typing import Any
 
 from minfer.backends import Split
 from minfer.backends.cuda.device import Facts
+from minfer.backends.cuda.foresight import resident
 from minfer.backends.cuda.kv import KVState
 from minfer.backends.cuda.launch import Launch, check_geometry, convert_args
 from minfer.backends.cuda.ops import OPS
@@ -63,7 +64,7 @@ def _lower(
         states={name: KVState(spec, 1 << 34) for name, spec in graph.states.items()},
         norms=norms,
         constant=lambda array: 1 << 35,
-        halves=lambda key: (1 << 39) * int(settings.get("cuda_halves", False)),
+        find=resident(Split(graph, nodes, offsets), Settings(**settings)),
         scratch=lambda nbytes, name="work": 1 << 37,
         counters=lambda count: 1 << 38,
     )

@@ -193,16 +193,21 @@ def fused_ffn(dtype: DType, act: Any, places: tuple[int, int]) -> Case:
     return Case(name, b.build(y), inputs, weights, expected, kind, products=2)
 
 
-def embed(dtype: DType, scale: float) -> Case:
-    name = f"embed-{dtype}-x{scale:g}"
+def embed(dtype: DType, scale: float, width: int = 256, *, tied: bool = False) -> Case:
+    """Rows of a table; `tied`: which is multiplied, too, and may be kept as products read it."""
+    name = f"embed-{dtype}-x{scale:g}" + (f"-tied-{width}" if tied else "")
     r = rng(name)
-    weights = {"table": weight("table", normal(r, 50, 256), dtype)}
+    weights = {"table": weight("table", normal(r, 50, width), dtype)}
     ids = r.integers(0, 50, 9).astype(np.int32)
     ids[:2] = 0, 49
     b = GraphBuilder(specs(weights), {})
     y = b.embed(b.input("ids", (9,)), "table", "y", scale)
     expected = values(weights["table"])[ids] * scale
-    return Case(name, b.build(y), {"ids": ids}, weights, expected, Kind.SCALED)
+    inputs: dict[str, Array] = {"ids": ids}
+    if tied:
+        add_counts(b, inputs, (9, 0))
+        b.matmul(y, "table", "logits", 9)
+    return Case(name, b.build(y), inputs, weights, expected, Kind.SCALED)
 
 
 # Element-wise ops, rows, norms, rotation
@@ -306,6 +311,8 @@ def cases() -> Iterator[Case]:
         yield fused_ffn(dtype, "silu", (2, 0))
         yield fused_ffn(dtype, "silu", (0, 21))
         yield embed(dtype, 1.0)
+    for dtype in (F32, F16, BY_NAME["q8_0"]):
+        yield embed(dtype, 11.3, 96, tied=True)
     for dtype in (F16, BY_NAME["q4_1"], BY_NAME["q8_0"]):
         yield matmul(dtype, 96, 16, (1, 0))
         yield matmul(dtype, 576, 1000, (0, 130), bias=True, residual=True)

@@ -255,9 +255,8 @@ def test_fetches_wait_for_themselves_and_keep_their_order(gpu: Any) -> None:
     gpu.reserve(1 << 20)
     fetched = []
     for i in range(20):
-        gpu.upload(0, np.full(300, i, np.int32))
-        gpu.move(0, 4096, 1200)
-        fetched.append(gpu.fetch(4096, (300,), np.dtype(np.int32)))
+        gpu.upload(i * 4096, np.full(300, i, np.int32))
+        fetched.append(gpu.fetch(i * 4096, (300,), np.dtype(np.int32)))
         if i % 3 == 0:
             del fetched[-1]  # forgotten: its place serves the next
     kept = [i for i in range(20) if i % 3]
@@ -266,3 +265,15 @@ def test_fetches_wait_for_themselves_and_keep_their_order(gpu: Any) -> None:
         assert (arrived() == i).all()
     with pytest.raises(BackendError, match="arena"):
         gpu.fetch(1 << 20, (1,), np.dtype(np.int32))
+
+
+def test_what_is_sent_is_there_for_later_work(gpu: Any) -> None:
+    gpu.reserve(1 << 20)
+    for i in range(3000):  # more than a slot of pinned memory holds
+        array = np.full(1000, i, np.int32)
+        gpu.send(i % 2 * 4096, array)
+        array[:] = -1
+        if i % 100 < 2:
+            assert (gpu.download(i % 2 * 4096, (1000,), np.dtype(np.int32)) == i).all()
+    with pytest.raises(BackendError, match="arena"):
+        gpu.send(1 << 20, np.zeros(1, np.int32))

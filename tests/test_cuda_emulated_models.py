@@ -1,4 +1,4 @@
-"""Fused nodes, choosing tokens and whole models by the CUDA kernels, emulated.
+"""Fused nodes, tied tables, choosing tokens and whole models by the CUDA kernels, emulated.
 
 The tests are those of a GPU, over an emulated card: `test_cuda_fused.py`, `test_cuda_sample.py`,
 and of `test_cuda_models.py` what is soon done.
@@ -13,6 +13,10 @@ import test_cuda_fused
 import test_cuda_models
 import test_cuda_sample
 from emulated import AMPERE, HOPPER, EmulatedDevice, reason_against
+from test_cuda_embed import (
+    test_a_packed_table_gives_what_the_file_has,
+    test_a_tied_table_is_resident_once,
+)
 from test_cuda_fused import (
     test_a_product_with_its_residual_is_its_chain,
     test_fused_ffn_is_its_chain,
@@ -85,7 +89,9 @@ def test_greedy_tokens(card: Facts, name: str) -> None:
 
 
 __all__ = [
+    "test_a_packed_table_gives_what_the_file_has",
     "test_a_product_with_its_residual_is_its_chain",
+    "test_a_tied_table_is_resident_once",
     "test_broken_rows_are_told",
     "test_equal_logits_rank_by_rising_id",
     "test_fused_ffn_is_its_chain",

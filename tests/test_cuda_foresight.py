@@ -72,6 +72,21 @@ def test_halves_take_two_bytes_a_weight() -> None:
     assert 0.5 * blocks < more < 1.5 * blocks  # rows are padded, and nothing expands in scratch
 
 
+@pytest.mark.parametrize("name", TINY)
+def test_a_table_that_is_the_head_is_counted_once(name: str) -> None:
+    plan = planned(name, 1, 64)
+    (segment,) = plan.segments
+    embed = next(n for n in plan.graph.nodes if n.op == "embed")
+    weights = file_weights(tiny(name))
+    whole, rest = (
+        foresight.footprint([Split(plan.graph, nodes, plan.offsets["cuda"])], weights, H200, USUAL)
+        for nodes in (segment.nodes, tuple(i for i in segment.nodes if i != embed.id))
+    )
+    tied = model_config(tiny(name)).head == embed.weights[0]
+    assert whole - rest == (0 if tied else weights[embed.weights[0]].data.nbytes)
+    assert plan.kernels[embed.id] == ("embed_packed" if tied else "embed",)
+
+
 def test_a_block_more_takes_more() -> None:
     n_layers = len(model_config(tiny("gemma3")).layers)
     taken = [foretold("gemma3", n)[1] for n in range(1, n_layers + 1)]

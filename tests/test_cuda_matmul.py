@@ -60,7 +60,7 @@ class Bench:
             states={},
             norms={},
             constant=lambda array: 0,
-            halves=lambda key: 0,
+            find=lambda key: 0,
             scratch=lambda nbytes: self.scratch,
             counters=lambda count: self.zeros,
         )
@@ -266,7 +266,7 @@ def test_kept_halves_give_the_same_bits(bench: Bench, monkeypatch: pytest.Monkey
     strips = group.n_cols // 128
     kept = bench.device.allocate(group.n_rows * strips * 256, "halves")
     bench.device.run(matmul.expand_launches(group, bench.store.address(group.key), kept))
-    monkeypatch.setattr(bench, "context", replace(bench.context, halves=lambda key: kept))
+    monkeypatch.setattr(bench, "context", replace(bench.context, find=lambda key: kept))
     product = Product(group, 0, Normed(0), 0, 40, 0)
     names = [launch.kernel.name for launch in matmul.project(product, bench.context)]
     assert "matmul_expand" not in names

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 import pytest
-from backends_fake import Historian
+from backends_fake import Historian, LaggingHistorian
 from hypothesis import given
 from hypothesis import strategies as st
 from test_engine_invariance import Watching
@@ -14,6 +16,23 @@ from minfer.backends.reference import ops
 from minfer.engine import Engine, SamplingParams, Sequence
 from minfer.engine.sampling import Sampler
 from minfer.scheduler import Device
+
+BACKENDS = {
+    "prompt": Historian,
+    **{
+        f"sends-{send}-fetches-{fetch}": partial(
+            LaggingHistorian, sends_late=send == "late", fetches_late=fetch == "late"
+        )
+        for send in ("early", "late")
+        for fetch in ("early", "late")
+    },
+}
+"""Makers of backends that do a chain's work and copies as soon, or as late, as they may."""
+
+
+@pytest.fixture(params=BACKENDS)
+def backend(request: pytest.FixtureRequest) -> Historian:
+    return BACKENDS[request.param]()
 
 
 def engine_over(backend: Historian) -> Engine:
@@ -27,10 +46,10 @@ def run(engine: Engine) -> None:
 
 
 @pytest.mark.parametrize("lengths", [(40,), (3, 17, 40), (2, 2, 9, 40, 5, 1)])
-def test_tokens_are_those_of_the_host(lengths: tuple[int, ...]) -> None:
+def test_tokens_are_those_of_the_host(backend: Historian, lengths: tuple[int, ...]) -> None:
     found = []
-    for chooses in (True, False):
-        engine = engine_over(Historian(chooses=chooses))
+    for choosing in (backend, Historian(chooses=False)):
+        engine = engine_over(choosing)
         runs = [
             engine.add([7 + i, 8, 9], SamplingParams(temperature=0.0, max_tokens=n))
             for i, n in enumerate(lengths)
@@ -54,8 +73,8 @@ def test_a_step_is_started_before_the_last_is_read() -> None:
         assert backend.n_runs == min(n + 1, 20)  # none in vain at the end
 
 
-def test_a_sequence_that_ends_under_way_leaves_its_row() -> None:
-    engine = engine_over(Historian())
+def test_a_sequence_that_ends_under_way_leaves_its_row(backend: Historian) -> None:
+    engine = engine_over(backend)
     params = SamplingParams(temperature=0.0, max_tokens=30)
     plain = engine.add([5, 6], params)
     run(engine)
@@ -74,8 +93,8 @@ def test_a_sequence_that_ends_under_way_leaves_its_row() -> None:
     assert alone.tokens == other.tokens
 
 
-def test_something_else_may_use_the_arena_between_steps() -> None:
-    engine = engine_over(Historian())
+def test_something_else_may_use_the_arena_between_steps(backend: Historian) -> None:
+    engine = engine_over(backend)
     params = SamplingParams(temperature=0.0, max_tokens=30)
     plain = engine.add([5, 6], params)
     run(engine)

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from backends_fake import PartialReference
+from backends_fake import Lagging, PartialReference
 from graphs import builder
 from hypothesis import given
 from hypothesis import strategies as st
@@ -144,6 +144,45 @@ def test_a_moved_arena_makes_a_plan_stale() -> None:
     assert program.is_current()
     program.plan.backend("first").reserve(1 << 20)
     assert not program.is_current()
+
+
+@given(
+    chains=st.lists(st.integers(1, 6), min_size=1, max_size=4),
+    sends_late=st.booleans(),
+    fetches_late=st.booleans(),
+    reads=st.booleans(),
+)
+def test_steps_of_a_chain_meet_their_own_inputs(
+    chains: list[int], sends_late: bool, fetches_late: bool, reads: bool
+) -> None:
+    """Whenever copies beside the work are made, and though chains end with a step under way."""
+    g = builder(SPECS, {})
+    sums, more = g.input("sums", (ROWS, 4), F32), g.input("more", (ROWS, 4), F32)
+    graph = g.build(g.scale(g.add(sums, more, "both"), 0.5, "halved"), feeds=sums)
+    backend = Lagging(sends_late=sends_late, fetches_late=fetches_late)
+    plan = make_plan(graph, [Device(backend)], Settings(verify=True))
+    program, other = CompiledPlan(plan), CompiledPlan(plan)  # they share an arena
+    right, found = [], []
+    for number, n_steps in enumerate(chains):
+        program, other = other, program
+        expected = np.full((ROWS, 4), number, np.float32)
+        program.inputs["sums"][...] = expected
+        for n in range(n_steps):
+            program.inputs["more"][...] = 10 * n + number
+            if n == 0:
+                program.enqueue()
+            else:
+                program.enqueue_after_itself()
+            found.append(program.fetch(ROWS))
+            expected = (expected + np.float32(10 * n + number)) * np.float32(0.5)
+            right.append(expected)
+            if n >= 1 and reads:
+                np.testing.assert_array_equal(found[-2](), right[-2])
+        if fetches_late:  # the next chain may write there
+            del found[-2:], right[-2:]
+    program.plan.backend("reference").download(0, (1,), np.dtype(np.float32))
+    for arrived, values in zip(found, right, strict=True):
+        np.testing.assert_array_equal(arrived(), values)
 
 
 def test_node_by_node_gives_each_node_a_step() -> None:

@@ -115,6 +115,10 @@ class EmulatedDevice:
         data = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
         self._at(address, data.nbytes)[:] = data
 
+    def send(self, address: int, array: NDArray[np.generic]) -> None:
+        """As `upload`: nothing is under way."""
+        self.upload(address, array)
+
     def download(self, address: int, nbytes: int) -> Bytes:
         """A copy of memory."""
         return self._at(address, nbytes).copy()

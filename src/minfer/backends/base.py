@@ -81,7 +81,8 @@ class Backend(Protocol):
     def load(self, node: Node, weights: Mapping[str, Weight]) -> int:
         """Make the weights of `node` resident in the layout its kernel reads.
 
-        Repeated calls for weights already resident in that layout cost nothing.
+        Repeated calls for weights already resident in that layout cost nothing. A plan's nodes are
+        loaded from the last to the first, so a table that is the head, too, is the head's first.
 
         Returns:
             Bytes newly taken.
@@ -121,10 +122,17 @@ class Backend(Protocol):
     def fetch(
         self, offset: int, shape: tuple[int, ...], dtype: np.dtype[np.generic]
     ) -> Callable[[], NDArray[np.generic]]:
-        """Enqueue a copy out of the arena; the result waits for it, not for what comes after."""
+        """Enqueue a copy out of the arena; the result waits for it, not for what comes after.
 
-    def move(self, source: int, target: int, nbytes: int) -> None:
-        """Copy within the arena, ordered with the work."""
+        The copy runs beside the work that comes after: until the result has been waited for, or is
+        forgotten, that work must leave the place as it is.
+        """
+
+    def send(self, offset: int, array: NDArray[np.generic]) -> None:
+        """As `upload`, but beside the work under way, which must not touch the place.
+
+        Work enqueued later sees it.
+        """
 
     def compile(self, split: Split) -> Callable[[], None]:
         """Specialise and check everything; the result enqueues the split's work and takes nothing.

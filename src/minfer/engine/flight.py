@@ -1,9 +1,8 @@
 """Steps under way whose tokens the device chooses: the host reads them one step behind.
 
-While the device computes a step, the next one is already enqueued behind it: the ids go from one
-step's output to the other's input in device memory, so the device never waits for the host. What
-the host learns a step late is that a sequence has ended; the row it then computed in vain is
-dropped.
+While the device computes a step, the next one is already enqueued behind it: the ids that a step
+chooses are the other's input, in device memory, so the device never waits for the host. What the
+host learns a step late is that a sequence has ended; the row it then computed in vain is dropped.
 """
 
 from __future__ import annotations
@@ -70,8 +69,7 @@ def next_chunks(flight: Flight) -> list[Chunk]:
 
 def follow(flight: Flight, chunks: Sequence[Chunk]) -> Flight:
     """Start the step after `flight`; its sequences have cells for it."""
-    compiled = flight.compiled
-    return _start(compiled, chunks, lambda: compiled.enqueue_after_itself(len(chunks)))
+    return _start(flight.compiled, chunks, flight.compiled.enqueue_after_itself)
 
 
 def _start(compiled: CompiledPlan, chunks: Sequence[Chunk], enqueue: Callable[[], None]) -> Flight:

@@ -147,8 +147,13 @@ class GraphBuilder:
         """A token for each row of logits; -1 where they have no finite maximum."""
         return self.node("sample", (logits, sampling), Attrs(), name)
 
-    def build(self, *outputs: Node) -> Graph:
-        """Close the graph, keeping only the weights and states that its nodes name."""
+    def build(self, *outputs: Node, feeds: Node | None = None) -> Graph:
+        """Close the graph, keeping only the weights and states that its nodes name.
+
+        Args:
+            outputs: what the host reads.
+            feeds: the input that the first output is in the step that follows.
+        """
         used = dict.fromkeys(w for n in self._nodes for w in n.weights)
         states = dict.fromkeys(s for n in self._nodes if (s := getattr(n.attrs, "state", None)))
         return Graph(
@@ -156,4 +161,5 @@ class GraphBuilder:
             tuple(o.id for o in outputs),
             MappingProxyType({w: self._weights[w] for w in used}),
             MappingProxyType({s: self._states[s] for s in states}),
+            feeds.name if feeds else "",
         )

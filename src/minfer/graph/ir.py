@@ -96,12 +96,15 @@ class Graph:
         outputs: ids of the nodes the host reads.
         weights: every weight the nodes name.
         states: every KV state the nodes name, by name.
+        feeds: name of the input that the first output is, row for row, in the step that follows;
+            "" for none.
     """
 
     nodes: tuple[Node, ...]
     outputs: tuple[int, ...]
     weights: Mapping[str, WeightSpec] = field(default_factory=lambda: MappingProxyType({}))
     states: Mapping[str, KVSpec] = field(default_factory=lambda: MappingProxyType({}))
+    feeds: str = ""
 
     @cached_property
     def readers(self) -> tuple[tuple[int, ...], ...]:

@@ -22,6 +22,8 @@ def verify(graph: Graph) -> None:
     for out in graph.outputs:
         if not 0 <= out < len(graph.nodes):
             raise GraphError(f"output {out} is not a node", where="graph")
+    if graph.feeds:
+        _verify_feeding(graph)
     _verify_order(graph)
 
 
@@ -43,6 +45,17 @@ def _verify_node(graph: Graph, node: Node) -> None:
     check(node.shape == shape, node, f"shape {node.shape}, the rule gives {shape}")
     if node.op != "input":
         check(node.dtype is spec.dtype, node, f"dtype {node.dtype}, expected {spec.dtype}")
+
+
+def _verify_feeding(graph: Graph) -> None:
+    """The first output can take the place of the input it feeds."""
+    fed = graph.inputs.get(graph.feeds)
+    if fed is None:
+        raise GraphError(f"it feeds {graph.feeds!r}, which is no input", where="graph")
+    check(fed.id == 0, fed, "it is fed, and must lead the inputs")
+    out = graph.nodes[graph.outputs[0]]
+    fits = (out.dtype, out.shape) == (fed.dtype, fed.shape)
+    check(fits, out, f"{out.dtype} {out.shape} cannot feed {fed.name}, {fed.dtype} {fed.shape}")
 
 
 def _verify_order(graph: Graph) -> None:

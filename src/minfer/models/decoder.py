@@ -119,7 +119,10 @@ def build_decoder(config: DecoderConfig, shape: StepShape) -> Graph:
         )
     if shape.sampled:
         sampling = g.input("sampling", (shape.out_rows, SAMPLING_COLUMNS), F32)
-        return g.build(g.sample(logits, sampling, "sample"))
+        tokens = g.sample(logits, sampling, "sample")
+        # a row a sequence: what it chooses is what the step after reads
+        chains = shape.rows == shape.out_rows
+        return g.build(tokens, feeds=inputs.token_ids if chains else None)
     return g.build(logits)
 
 

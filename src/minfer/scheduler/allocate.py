@@ -81,6 +81,9 @@ def residents(plan: Plan, name: str) -> list[Resident]:
         for n in plan.graph.nodes
         if n.op == "input"
     ]
+    fed = _feeding(plan, name)
+    if fed is not None:
+        found.append(Resident(offsets[fed], plan.graph.nodes[fed].nbytes, fed, last, (fed,)))
     owner, lives = _lives(plan, name)
     for first, life in lives.items():
         nodes = tuple(node for node, held in owner.items() if held == first)
@@ -89,7 +92,11 @@ def residents(plan: Plan, name: str) -> list[Resident]:
 
 
 def allocate(plan: Plan) -> Plan:
-    """Fill `offsets`, `arena_bytes` and `input_bytes`. Inputs lead every arena, never reused."""
+    """Fill `offsets`, `arena_bytes` and `input_bytes`. Inputs lead every arena, never reused.
+
+    They have two places, for steps that take turns; what feeds an input is computed into the place
+    that the step after reads.
+    """
     inputs: dict[int, int] = {}
     input_bytes = 0
     for node in plan.graph.nodes:
@@ -102,15 +109,25 @@ def allocate(plan: Plan) -> Plan:
         owner, lives = _lives(plan, name)
         values = list(lives)
         starts, total = place([lives[v] for v in values])
-        at = {value: input_bytes + start for value, start in zip(values, starts, strict=True)}
+        at = {value: 2 * input_bytes + start for value, start in zip(values, starts, strict=True)}
         offsets[name] = inputs | {value: at[first] for value, first in owner.items()}
-        arena_bytes[name] = input_bytes + total
+        fed = _feeding(plan, name)
+        if fed is not None:
+            offsets[name][fed] = input_bytes + inputs[plan.graph.inputs[plan.graph.feeds].id]
+        arena_bytes[name] = 2 * input_bytes + total
     return replace(
         plan,
         offsets=MappingProxyType(offsets),
         arena_bytes=MappingProxyType(arena_bytes),
         input_bytes=input_bytes,
     )
+
+
+def _feeding(plan: Plan, name: str) -> int | None:
+    """The output that feeds an input, if this backend computes it."""
+    graph = plan.graph
+    feeds = graph.feeds and plan.backend_of[graph.outputs[0]] == name
+    return graph.outputs[0] if feeds else None
 
 
 def _lives(plan: Plan, name: str) -> tuple[dict[int, int], dict[int, Live]]:
@@ -122,7 +139,8 @@ def _lives(plan: Plan, name: str) -> tuple[dict[int, int], dict[int, Live]]:
     lives: dict[int, Live] = {}
     for node in graph.nodes:
         local = plan.backend_of[node.id] == name
-        if not node.nbytes or node.op == "input" or not (local or node.id in arrival):
+        placed = node.op == "input" or node.id == _feeding(plan, name)
+        if not node.nbytes or placed or not (local or node.id in arrival):
             continue
         end = max((r for r in graph.readers[node.id]), default=node.id)
         if node.id in graph.outputs:

@@ -61,7 +61,8 @@ class Plan:
         segments: what runs, in order.
         offsets: for each backend, the arena offset of every value it touches.
         arena_bytes: for each backend, the arena it needs.
-        input_bytes: leading bytes of every arena that hold the inputs.
+        input_bytes: leading bytes of every arena that hold the inputs; behind them is as much
+            again, for every other step of a chain: see `other_side`.
     """
 
     graph: Graph
@@ -76,6 +77,19 @@ class Plan:
     def backend(self, name: str) -> Backend:
         """The backend called `name`."""
         return next(d.backend for d in self.devices if d.backend.name == name)
+
+    def other_side(self, name: str) -> Mapping[int, int]:
+        """The offsets of every other step of a chain, on the backend `name`.
+
+        Its inputs lie behind those of the steps between, so they can be written while such a step
+        runs; the output that feeds an input goes from either side to the other.
+        """
+        graph, offsets = self.graph, self.offsets[name]
+        inputs = graph.inputs
+        moved = {n.id: offsets[n.id] + self.input_bytes for n in inputs.values()}
+        if graph.feeds:
+            moved[graph.outputs[0]] = offsets[inputs[graph.feeds].id]
+        return MappingProxyType({**offsets, **moved})
 
     @property
     def used(self) -> Sequence[str]:

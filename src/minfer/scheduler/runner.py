@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sized
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -12,9 +13,11 @@ from minfer.backends import Split, Weight
 from minfer.dtypes import F32, I32, DType
 from minfer.errors import GraphError
 from minfer.graph import Graph, Node
+from minfer.scheduler.allocate import aligned
 from minfer.scheduler.plan import Copy, Plan
 
 Array = NDArray[Any]
+Fetched = Callable[[], Array] | None
 
 NUMPY_TYPES: dict[DType, np.dtype[Any]] = {F32: np.dtype(np.float32), I32: np.dtype(np.int32)}
 
@@ -24,7 +27,7 @@ def load_weights(
     weights: Mapping[str, Weight],
     progress: Callable[[int, int], None] | None = None,
 ) -> dict[str, int]:
-    """Make every weight of the plan resident on its node's backend.
+    """Make every weight of the plan resident on its node's backend, the last node's first.
 
     Args:
         progress: called with (nodes done, nodes in all).
@@ -33,7 +36,7 @@ def load_weights(
         Bytes taken on each backend.
     """
     taken: dict[str, int] = dict.fromkeys(plan.used, 0)
-    nodes = [n for n in plan.graph.nodes if n.weights]
+    nodes = [n for n in reversed(plan.graph.nodes) if n.weights]
     for done, node in enumerate(nodes):
         if progress:
             progress(done, len(nodes))
@@ -47,7 +50,11 @@ def load_weights(
 class CompiledPlan:
     """A plan bound to its backends' memory. Weights and states must be there before.
 
-    `inputs` are host arrays to fill before `run`; they are sent in one upload a backend.
+    `inputs` are host arrays to fill before a step; they are sent in one upload a backend.
+
+    Steps started one after another without waiting, a chain, take turns in where their inputs lie:
+    while a step runs, those of the next are on their way already, and the ids it chooses are put
+    where the next reads them.
     """
 
     def __init__(self, plan: Plan, *, node_by_node: bool = False) -> None:
@@ -59,7 +66,9 @@ class CompiledPlan:
         self.inputs: dict[str, Array] = {
             name: self._input_view(node) for name, node in plan.graph.inputs.items()
         }
-        self._steps = self._compile(node_by_node)
+        self._steps = self._compile(plan.offsets, node_by_node)
+        self._on_other_side = False  # the step started last
+        self._fetched: tuple[Fetched, Fetched] = (None, None)  # of the last two steps of a chain
 
     def is_current(self) -> bool:
         """Whether the arenas are still where they were at compile time."""
@@ -70,32 +79,51 @@ class CompiledPlan:
 
     def enqueue(self) -> None:
         """Send the inputs and start the step."""
+        self._on_other_side, self._fetched = False, (None, None)
         self.upload_inputs()
         for _node, step in self._steps:
             step()
 
-    def enqueue_after_itself(self, rows: int) -> None:
-        """Start another step whose first `rows` token ids are what the last one's output will be.
+    def enqueue_after_itself(self) -> None:
+        """Start another step, one of whose inputs is what the output of the last will be.
 
-        Nothing waits: the ids go from output to input on the device. Only for plans that choose
-        tokens on one backend, and only right after a step of this very plan.
+        The other inputs go beside the step under way into a place that it does not read. The last
+        step that did is the one before it: its output has arrived before anything is sent, waited
+        for here if need be: so two steps of a chain are under way at most. Only for a graph that
+        feeds an input, whole on one backend, and right after `fetch` of a step of this very plan.
         """
         (name,) = self.plan.used
-        backend, offsets = self.plan.backend(name), self.plan.offsets[name]
-        chosen = self.plan.graph.outputs[0]
-        ids = self.plan.graph.inputs["token_ids"]
-        backend.upload(0, self._host)
-        backend.move(offsets[chosen], offsets[ids.id], rows * ids.dtype.block_bytes)
-        for _node, step in self._steps:
+        backend = self.plan.backend(name)
+        fed = self.plan.graph.inputs[self.plan.graph.feeds]
+        self._on_other_side = not self._on_other_side
+        start = self.plan.input_bytes if self._on_other_side else 0
+        before, _under_way = self._fetched
+        if before is None:  # what ran before the chain may be under way, and use the place
+            send = backend.upload
+        else:
+            before()
+            send = backend.send
+        # not over the ids, which are being chosen: they are the first of the inputs
+        skipped = self.plan.offsets[name][fed.id] + aligned(fed.nbytes)
+        send(start + skipped, self._host[skipped:])
+        for _node, step in self._other_steps if self._on_other_side else self._steps:
             step()
+
+    @cached_property
+    def _other_steps(self) -> list[tuple[Node | None, Callable[[], None]]]:
+        offsets = {name: self.plan.other_side(name) for name in self.plan.used}
+        return self._compile(offsets, node_by_node=False)
 
     def fetch(self, rows: int) -> Callable[[], Array]:
         """Ask for the leading rows of the output of the step just started; the result waits."""
         node = self.plan.graph.nodes[self.plan.graph.outputs[0]]
         name = self.plan.backend_of[node.id]
-        return self.plan.backend(name).fetch(
-            self.plan.offsets[name][node.id], (rows, *node.shape[1:]), NUMPY_TYPES[node.dtype]
+        offsets = self.plan.other_side(name) if self._on_other_side else self.plan.offsets[name]
+        arrived = self.plan.backend(name).fetch(
+            offsets[node.id], (rows, *node.shape[1:]), NUMPY_TYPES[node.dtype]
         )
+        self._fetched = (self._fetched[1], arrived)
+        return arrived
 
     def output(self, index: int = 0, rows: int | None = None) -> Array:
         """Wait for an output; `rows` limits it to the leading ones."""
@@ -128,13 +156,15 @@ class CompiledPlan:
         raw = self._host[start : start + node.nbytes]
         return raw.view(NUMPY_TYPES[node.dtype]).reshape(node.shape)
 
-    def _compile(self, node_by_node: bool) -> list[tuple[Node | None, Callable[[], None]]]:
+    def _compile(
+        self, all_offsets: Mapping[str, Mapping[int, int]], node_by_node: bool
+    ) -> list[tuple[Node | None, Callable[[], None]]]:
         steps: list[tuple[Node | None, Callable[[], None]]] = []
         graph: Graph = self.plan.graph
         for segment in self.plan.segments:
             steps += [(None, self._copy(c)) for c in segment.copies]
             backend = self.plan.backend(segment.backend)
-            offsets = self.plan.offsets[segment.backend]
+            offsets = all_offsets[segment.backend]
             if node_by_node:
                 for i in segment.nodes:
                     steps.append((graph.nodes[i], backend.compile(Split(graph, (i,), offsets))))

@@ -120,9 +120,9 @@ class CpuBackend:
         found = self.download(offset, shape, dtype)
         return lambda: found
 
-    def move(self, source: int, target: int, nbytes: int) -> None:
-        """Copy within the arena."""
-        self._bytes[target : target + nbytes] = self._bytes[source : source + nbytes].copy()
+    def send(self, offset: int, array: NDArray[np.generic]) -> None:
+        """Copy a contiguous array into the arena: no work is under way."""
+        self.upload(offset, array)
 
     def compile(self, split: Split) -> Callable[[], None]:
         """Lower a split to native code; calling the result runs it to its end.

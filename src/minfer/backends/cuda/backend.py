@@ -19,7 +19,7 @@ from minfer.backends.cuda import foresight
 from minfer.backends.cuda.device import Device
 from minfer.backends.cuda.kv import ELEMENT_BYTES, KVState
 from minfer.backends.cuda.ops import OPS, lowered
-from minfer.backends.cuda.ops.base import COUNTERS_BYTES, Context, Store, halves_key
+from minfer.backends.cuda.ops.base import COUNTERS_BYTES, Context, Store
 from minfer.backends.cuda.program import Counters, Program
 from minfer.backends.melt import melting_norms
 from minfer.errors import BackendError, ClosedError, GraphError
@@ -194,11 +194,10 @@ class CudaBackend:
         arrived = self.device.fetch(self._arena[0] + offset, nbytes)
         return lambda: arrived().view(dtype).reshape(shape)
 
-    def move(self, source: int, target: int, nbytes: int) -> None:
-        """Copy within the arena, ordered with the work."""
-        self._check_range(source, nbytes)
-        self._check_range(target, nbytes)
-        self.device.copy(self._arena[0] + target, self._arena[0] + source, nbytes)
+    def send(self, offset: int, array: NDArray[np.generic]) -> None:
+        """As `upload`, but beside the work under way, which must not touch the place."""
+        self._check_range(offset, array.nbytes)
+        self.device.send(self._arena[0] + offset, array)
 
     def _check_range(self, offset: int, nbytes: int) -> None:
         self._check_open()
@@ -229,7 +228,7 @@ class CudaBackend:
             states=self._states,
             norms=melting_norms(split),
             constant=self._constant,
-            halves=lambda key: self._store.find(halves_key(key)),
+            find=self._store.find,
             scratch=self._take_scratch,
             counters=self._take_counters,
         )

@@ -363,8 +363,13 @@ class Device:
         self._bind()
         self.faults.pass_through("upload")
         block = self._starts[bisect.bisect_right(self._starts, address) - 1]
-        data = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
-        self.staging.upload(address, data, block)
+        self.staging.upload(address, _bytes_of(array), block)
+
+    def send(self, address: int, array: NDArray[np.generic]) -> None:
+        """As `upload`, beside the work under way, which does not touch the place."""
+        self._bind()
+        self.faults.pass_through("upload")
+        self.staging.send(address, _bytes_of(array))
 
     def download(self, address: int, nbytes: int) -> Bytes:
         """Wait for the work before, and copy from the device."""
@@ -402,7 +407,7 @@ class Device:
             BackendError: when any of it failed, or the device does not answer in `PATIENCE_S`.
         """
         self._bind()
-        self.staging.flush()
+        self.staging.join()
         self._wait("waiting for the device", None)
 
     def _wait(self, doing: str, event: Any) -> None:
@@ -454,6 +459,10 @@ class Device:
         if not getattr(self._thread, "bound", False):
             self._device.set_current()
             self._thread.bound = True
+
+
+def _bytes_of(array: NDArray[np.generic]) -> Bytes:
+    return np.ascontiguousarray(array).reshape(-1).view(np.uint8)
 
 
 def _explained(error: Exception, doing: str) -> BackendError:

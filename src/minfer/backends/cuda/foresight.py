@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 from minfer.backends.base import Split, Weight
 from minfer.backends.cuda.kv import KVState
 from minfer.backends.cuda.launch import Launch
-from minfer.backends.cuda.ops import OPS, lowered
-from minfer.backends.cuda.ops.base import COUNTERS_BYTES, Context, Store
+from minfer.backends.cuda.ops import OPS, lowered, matmul
+from minfer.backends.cuda.ops.base import COUNTERS_BYTES, Context, Store, halves_key
 from minfer.backends.melt import melting_norms
 from minfer.graph import Node
 from minfer.settings import Settings
@@ -78,7 +78,7 @@ def footprint(
     states: dict[str, KVState] = {}
     on_its_way = 0  # the largest matrix as the file has it, while it is packed
     for split in splits:
-        for node in (split.graph.nodes[i] for i in split.nodes):
+        for node in (split.graph.nodes[i] for i in reversed(split.nodes)):
             load = getattr(OPS[node.op], "load", None)
             if load is not None:
                 load(node, weights, ledger)
@@ -101,10 +101,24 @@ def kernels(split: Split, facts: Facts, settings: Settings) -> dict[int, tuple[s
     }
 
 
+def resident(split: Split, settings: Settings) -> Callable[[Hashable], int]:
+    """`Context.find` of a split that was loaded: not 0 for what would be there."""
+    nodes = [split.graph.nodes[i] for i in split.nodes]
+    packed = {
+        matmul.group_of(node, split.graph.weights).key for node in nodes if node.op == "matmul"
+    }
+
+    def find(key: Hashable) -> int:
+        is_halves = isinstance(key, tuple) and key == halves_key(key[1:])
+        return int(settings.cuda_halves if is_halves else key in packed)
+
+    return find
+
+
 def _lowered(
     split: Split, ledger: _Ledger, facts: Facts, settings: Settings
 ) -> Iterator[tuple[Node, list[Launch]]]:
-    """Every node and its launches, over addresses that are all 0."""
+    """Every node and its launches, over addresses that mean nothing."""
     context = Context(
         graph=split.graph,
         facts=facts,
@@ -115,7 +129,7 @@ def _lowered(
         states={name: KVState(spec, 0) for name, spec in split.graph.states.items()},
         norms=melting_norms(split),
         constant=ledger.constant,
-        halves=lambda key: int(settings.cuda_halves),
+        find=resident(split, settings),
         scratch=ledger.take,
         counters=lambda count: 0,
     )

@@ -2,6 +2,9 @@
 
 Uploads are collected and go out together just before the next work in the stream, neighbours as
 one copy: the inputs of a step are many small arrays side by side. Who orders the work is `device`.
+
+A copy in the stream holds up the kernels around it, by some 5 us. So what can be copied beside the
+work has streams of its own, one a direction, and an event where the ways part or meet.
 """
 
 from __future__ import annotations
@@ -23,6 +26,7 @@ SLOTS = 4
 SLOT_BYTES = 8 << 20
 LANDING_BYTES = 4 << 10
 _NO_TIMING = 2  # flag of an event
+_NON_BLOCKING = 1  # flag of a stream: it never waits for the default stream
 
 Bytes = NDArray[np.uint8]
 
@@ -66,11 +70,13 @@ class Staging:
         self._cuda = driver.bindings()
         self._stream = stream
         self._wait = wait
+        self._inward, self._outward = (
+            driver.check(self._cuda.cuStreamCreate(_NON_BLOCKING), "creating a stream")
+            for _ in range(2)
+        )
         self._slots = [Pinned(SLOT_BYTES) for _ in range(SLOTS)]
-        self._events: list[Any] = [
-            driver.check(self._cuda.cuEventCreate(_NO_TIMING), "creating an event")
-            for _ in range(SLOTS)
-        ]
+        self._events: list[Any] = [self._new_event() for _ in range(SLOTS)]
+        self._crossing = self._new_event()
         self._slot = 0
         self._used = 0
         self._pending: list[tuple[int, int, int]] = []  # device address, slot offset, bytes
@@ -79,6 +85,18 @@ class Staging:
         self._free: list[Landing] = []
         self.copies = 0
         """Copies to the device issued so far."""
+
+    def _new_event(self) -> Any:
+        return driver.check(self._cuda.cuEventCreate(_NO_TIMING), "creating an event")
+
+    def _record(self, event: Any, stream: Any) -> None:
+        driver.check(self._cuda.cuEventRecord(event, stream), "recording an event")
+
+    def _order(self, first: Any, then: Any) -> None:
+        """Let later work of the stream `then` wait for what is in `first` so far."""
+        # a wait holds on to the record before it, so one event serves all crossings
+        self._record(self._crossing, first)
+        driver.check(self._cuda.cuStreamWaitEvent(then, self._crossing, 0), "ordering two streams")
 
     def upload(self, target: int, data: Bytes, block: int) -> None:
         """Take over `data` for the device address `target`; it goes out with the next flush.
@@ -112,6 +130,25 @@ class Staging:
         self._pending.append((target, start, n))
         self._block = block
 
+    def send(self, target: int, data: Bytes) -> None:
+        """Copy `data` to the device beside the work under way; work enqueued later waits for it.
+
+        Args:
+            target: where it goes, which no work under way touches.
+            data: the bytes, `SLOT_BYTES` at most; they may change once this returns.
+        """
+        if data.nbytes > SLOT_BYTES - self._used:
+            self._next_slot()
+        slot, start = self._slots[self._slot], self._used
+        slot.array[start : start + data.nbytes] = data
+        self._used = min(_aligned(start + data.nbytes), SLOT_BYTES)
+        driver.check(
+            self._cuda.cuMemcpyHtoDAsync(target, slot.address + start, data.nbytes, self._inward),
+            "copying to the device",
+        )
+        self.copies += 1
+        self._order(self._inward, self._stream)  # and so a slot is free when the stream is past it
+
     def flush(self) -> None:
         """Enqueue what was uploaded; called before any other work enters the stream."""
         if not self._pending:
@@ -127,8 +164,7 @@ class Staging:
 
     def _next_slot(self) -> None:
         self.flush()
-        event = self._events[self._slot]
-        driver.check(self._cuda.cuEventRecord(event, self._stream), "recording an event")
+        self._record(self._events[self._slot], self._stream)
         self._slot = (self._slot + 1) % SLOTS
         self._used = 0
         (status,) = self._cuda.cuEventQuery(self._events[self._slot])
@@ -159,39 +195,53 @@ class Staging:
         return out
 
     def fetch(self, source: int, nbytes: int) -> Callable[[], Bytes]:
-        """Enqueue a copy from the device; the result waits for it, not for what comes after."""
+        """Enqueue a copy from the device; the result waits for it, not for what comes after.
+
+        It is made beside what comes after, which leaves the source alone until then.
+        """
         self.flush()
         landing = next((x for x in self._free if x.pinned.array.nbytes >= nbytes), None)
         if landing is None:
-            event = driver.check(self._cuda.cuEventCreate(_NO_TIMING), "creating an event")
-            landing = Landing(Pinned(max(nbytes, LANDING_BYTES)), event)
+            landing = Landing(Pinned(max(nbytes, LANDING_BYTES)), self._new_event())
             self._landings.append(landing)
         else:
             self._free.remove(landing)
         target, event = landing.pinned, landing.event
+        self._order(self._stream, self._outward)
         driver.check(
-            self._cuda.cuMemcpyDtoHAsync(target.address, source, nbytes, self._stream),
+            self._cuda.cuMemcpyDtoHAsync(target.address, source, nbytes, self._outward),
             "copying from the device",
         )
-        driver.check(self._cuda.cuEventRecord(event, self._stream), "recording an event")
+        self._record(event, self._outward)
+        waited = False
 
         def arrived() -> Bytes:
+            nonlocal waited
             if not self._landings:
                 raise ClosedError("the backend was closed before the copy was read", where="cuda")
-            self._wait("copying from the device", event)
+            if not waited:
+                self._wait("copying from the device", event)
+                waited = True
             return target.array[:nbytes].copy()
 
         # a place is free again when its result is forgotten, read or not: copies keep their order
         weakref.finalize(arrived, self._free.append, landing).atexit = False
         return arrived
 
+    def join(self) -> None:
+        """Let the stream wait for all copies beside it: once it is idle, so are they."""
+        self.flush()
+        self._order(self._outward, self._stream)
+
     def close(self) -> None:
-        """Free the slots; the stream is idle."""
+        """Free everything; the stream, joined, is idle."""
         for landing in self._landings:
             landing.pinned.close()
             driver.check(self._cuda.cuEventDestroy(landing.event), "destroying an event")
         self._landings.clear()
         for slot in self._slots:
             slot.close()
-        for event in self._events:
+        for event in (*self._events, self._crossing):
             driver.check(self._cuda.cuEventDestroy(event), "destroying an event")
+        for stream in (self._inward, self._outward):
+            driver.check(self._cuda.cuStreamDestroy(stream), "destroying a stream")

@@ -129,7 +129,7 @@ class Context:
         norms: norms that become part of their readers, by node id.
         settings: the A/B switches.
         constant: makes an array of constants resident, answers its address.
-        halves: address of resident weights as halves, by their key; 0 where there are none.
+        find: address of a resident weight, by its key; 0 where there is none.
         scratch: takes bytes, and a name where an op needs two that do not overlap; answers memory
             that ops running one after another share, so it holds nothing when an op starts.
         counters: takes a number of 32-bit counters, answers memory that is zero whenever an op
@@ -145,7 +145,7 @@ class Context:
     states: Mapping[str, KVState]
     norms: Mapping[int, Node]
     constant: Callable[[NDArray[np.generic]], int]
-    halves: Callable[[tuple[str, ...]], int]
+    find: Callable[[Hashable], int]
     scratch: Scratch
     counters: Callable[[int], int]
 

@@ -323,7 +323,7 @@ def _many(product: Product, ctx: Context) -> list[Launch]:
     rows = product.rows - product.single_rows
     variant = choose.gemm(group, rows, ctx.facts)
     x_bytes = _halves_bytes(variant.padded, group)
-    w = ctx.halves(group.key)
+    w = ctx.find(halves_key(group.key))
     x = ctx.scratch(x_bytes + (0 if w else _halves_bytes(group.n_rows, group)))
     expansion = [] if w else expand_launches(group, product.weights, x + x_bytes)
     w = w or x + x_bytes
