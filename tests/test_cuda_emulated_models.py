@@ -16,6 +16,7 @@ from emulated import AMPERE, HOPPER, EmulatedDevice, reason_against
 from test_cuda_fused import (
     test_a_product_with_its_residual_is_its_chain,
     test_fused_ffn_is_its_chain,
+    test_halves_handed_over_are_those_of_f32,
 )
 from test_cuda_sample import (
     test_broken_rows_are_told,
@@ -55,6 +56,14 @@ def test_fused_qkv(gpu: Any, single_rows: int, options: dict[str, Any]) -> None:
     test_cuda_fused.test_fused_qkv_is_its_chain(gpu, style, single_rows=single_rows, **options)
 
 
+@pytest.mark.parametrize("card", [AMPERE], indirect=True, ids=["ampere"])
+@pytest.mark.parametrize("act", ["silu", "gelu"])
+def test_halves_handed_over_before_hopper(
+    make_gpu: Any, monkeypatch: pytest.MonkeyPatch, card: Facts, act: str
+) -> None:
+    test_halves_handed_over_are_those_of_f32(make_gpu, monkeypatch, 140, 3, 128, act, False, 384)
+
+
 @pytest.mark.parametrize("n_vocab", [1, 500, 4097, 20_000])
 def test_filters_and_draws(gpu: Any, n_vocab: int) -> None:
     test_cuda_sample.test_filters_and_draws(gpu, n_vocab, 1.0)
@@ -89,4 +98,5 @@ __all__ = [
     "test_broken_rows_are_told",
     "test_equal_logits_rank_by_rising_id",
     "test_fused_ffn_is_its_chain",
+    "test_halves_handed_over_are_those_of_f32",
 ]

@@ -9,6 +9,7 @@ import pytest
 from backend_runner import weight
 from cuda_harness import Runner
 
+from minfer.backends import Split
 from minfer.dtypes import BY_NAME, F32
 from minfer.graph import (
     PAGE,
@@ -153,6 +154,56 @@ def test_fused_ffn_is_its_chain(gpu: Any, act: Any, single_rows: int) -> None:
         outs.append(runner(x=data, counts=[single_rows, 5 - single_rows, 0]))
     # the gate's activation may differ in the last bit between the two kernels
     np.testing.assert_allclose(outs[1], outs[0], rtol=2e-6, atol=1e-7)
+
+
+@pytest.mark.parametrize("n_ff", [384, 896])
+@pytest.mark.parametrize(
+    ("rows", "single_rows", "tile_n", "act", "kept"),
+    [
+        (64, 0, 128, "silu", False),
+        (140, 3, 192, "gelu", True),
+        (200, 40, 224, "silu", False),
+        (300, 1, 256, "gelu", False),
+    ],
+)
+def test_halves_handed_over_are_those_of_f32(
+    make_gpu: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    rows: int,
+    single_rows: int,
+    tile_n: int,
+    act: Any,
+    kept: bool,
+    n_ff: int,
+) -> None:
+    """Bit for bit, in tiles of every width; rows that are not real may be anything."""
+    monkeypatch.setattr("minfer.backends.cuda.ops.matmul_choose._OVERHEAD", {tile_n: 1.0})
+    gpu = make_gpu(cuda_halves=kept)
+    rng = np.random.default_rng(n_ff)
+    shapes = {"gate": (n_ff, N_IN), "up": (n_ff, N_IN), "down": (80, n_ff)}
+    weights = {
+        name: weight(name, rng.standard_normal(shape) * 0.05, BY_NAME["q8_0"])
+        for name, shape in shapes.items()
+    }
+    real = rows - 5
+    data = rng.standard_normal((rows, N_IN)) * 3
+    data[real:] = np.nan
+    builder = GraphBuilder({n: w.spec for n, w in weights.items()}, {})
+    x = builder.input("x", (rows, N_IN), F32)
+    builder.input("counts", (3,))
+    attrs = FusedFFNAttrs(act, single_rows)
+    between = builder.node("fused_ffn", (x,), attrs, "ffn", ("gate", "up"))
+    y = builder.matmul(between, "down", "y", single_rows)
+    outs, passes = [], []
+    for outputs in ((y, between), (y,)):  # what others read, too, is f32
+        runner = Runner(gpu, builder.build(*outputs), weights)
+        runner.poison()
+        outs.append(runner(x=data, counts=[single_rows, real - single_rows, 0])[:real])
+        split = Split(runner.graph, (between.id, y.id), runner.offsets)
+        passes.append(gpu.kernels(split)[y.id].count("matmul_act"))
+    assert np.isfinite(outs[0]).all()
+    np.testing.assert_array_equal(outs[1], outs[0])
+    assert passes[0] == passes[1] + 1
 
 
 @pytest.mark.parametrize("bias", [False, True])

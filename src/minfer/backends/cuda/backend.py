@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from minfer.backends.base import ALIGNMENT, Budget, Split, Weight
 from minfer.backends.cuda import foresight
 from minfer.backends.cuda.device import Device
+from minfer.backends.cuda.handover import handed_over
 from minfer.backends.cuda.kv import ELEMENT_BYTES, KVState
 from minfer.backends.cuda.ops import OPS, lowered
 from minfer.backends.cuda.ops.base import COUNTERS_BYTES, Context, Store, halves_key
@@ -228,6 +229,7 @@ class CudaBackend:
             weights=self._store.address,
             states=self._states,
             norms=melting_norms(split),
+            handed=handed_over(split),
             constant=self._constant,
             halves=lambda key: self._store.find(halves_key(key)),
             scratch=self._take_scratch,

@@ -31,3 +31,8 @@ DEVICE u64 chunked_offset(int row, int n_rows, int strip, int q, int t) {  // by
     u64 chunk = (u64)(strip * 2 + q / 2) * n_rows + row;
     return chunk * 128 + ((2 * t + (q & 1)) ^ (row & 7)) * 16;
 }
+
+// Of a row's vector of 8 values, by its number in the row.
+DEVICE u64 vector_offset(int row, int n_rows, int vector) {
+    return chunked_offset(row, n_rows, vector / 16, vector & 3, vector >> 2 & 3);
+}

@@ -14,6 +14,15 @@ DEVICE float gated(int kind, float gate, float up) {
 struct Four {
     float2 a, b;
 };
+
+DEVICE Four scaled(Four y, Four factor) {
+    return {{y.a.x * factor.a.x, y.a.y * factor.a.y}, {y.b.x * factor.b.x, y.b.y * factor.b.y}};
+}
+
+DEVICE float2 gated_pair(int kind, Four y) {
+    return {gated(kind, y.a.x, y.b.x), gated(kind, y.a.y, y.b.y)};
+}
+
 struct Added {
     Four bias, residual;
 };
@@ -70,7 +79,7 @@ struct Output {
     // Sums y of these columns.
     template <int KIND>
     DEVICE void write(int m, int n, Four y, Four factor, Added added) const {
-        y.a.x *= factor.a.x, y.a.y *= factor.a.y, y.b.x *= factor.b.x, y.b.y *= factor.b.y;
+        y = scaled(y, factor);
         float* to = out + (u64)m * stride;
         if constexpr (KIND == PLAIN_OUT) {
             if (stride & 1) {
@@ -84,8 +93,7 @@ struct Output {
             if (n + 8 < stride) *(float2*)(to + n + 8) = sum(sum(y.b, first.b), then.b);
         } else {
             int at = n / 16 * 8 + n % 8;
-            if (at < stride)
-                *(float2*)(to + at) = {gated(KIND, y.a.x, y.b.x), gated(KIND, y.a.y, y.b.y)};
+            if (at < stride) *(float2*)(to + at) = gated_pair(KIND, y);
         }
     }
 
@@ -118,5 +126,47 @@ DEVICE void write_sums(const Output& y, const float (&d)[N], int m, int n, int r
                               factors[i], added[i]);
             }
         }
+    }
+}
+
+// Four lanes have four words each, of items 0..3, in order of their lanes; answers item t of lane t.
+DEVICE uint4 traded(const u32 (&words)[4], int t) {
+    bool odd = t & 1, high = t & 2;
+    u32 pairs[2][2];  // the words of two neighbours, of items odd and 2 + odd
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+        u32 even_item = words[2 * i], odd_item = words[2 * i + 1];
+        u32 other = __shfl_xor_sync(FULL_MASK, odd ? even_item : odd_item, 1);
+        pairs[i][0] = odd ? other : even_item;
+        pairs[i][1] = odd ? odd_item : other;
+    }
+    u32 a = __shfl_xor_sync(FULL_MASK, high ? pairs[0][0] : pairs[1][0], 2);
+    u32 b = __shfl_xor_sync(FULL_MASK, high ? pairs[0][1] : pairs[1][1], 2);
+    return high ? uint4{a, b, pairs[1][0], pairs[1][1]} : uint4{pairs[0][0], pairs[0][1], a, b};
+}
+
+// As `write_sums`, of a gated product whose only reader multiplies halves: `out` is chunked halves
+// (`act.cuh`) of padded_rows rows, and stride a multiple of 128. Four lanes hold 16 outputs of rows
+// m and m + 8; they trade, so that each writes 8 of one row and all fill 32 bytes, as memory takes.
+template <int KIND, int N>
+DEVICE void write_halves(const Output& y, const float (&d)[N], int m, int n, int rows,
+                         int padded_rows) {
+    int t = n / 2 % 4, row = m + t / 2 * 8;
+#pragma unroll
+    for (int first = 0; first < N / 8; first += 2) {
+        int vector = n / 16 + first;
+        Four factors[2];
+        u32 words[4];
+#pragma unroll
+        for (int i = 0; i < 2; i++) factors[i] = y.factors<KIND>(n + (first + i) * 16);
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            const float* a = d + (first + i % 2) * 8 + i / 2 * 2;
+            float2 v = gated_pair(KIND, scaled({{a[0], a[1]}, {a[4], a[5]}}, factors[i % 2]));
+            words[i] = pack_act(v.x, v.y);
+        }
+        uint4 halves = traded(words, t);
+        if (row < rows && vector * 8 < y.stride)
+            *(uint4*)((u8*)y.out + vector_offset(row, padded_rows, vector + t % 2)) = halves;
     }
 }

@@ -31,11 +31,13 @@ class Product:
     Attributes:
         group: the weights, at `weights`.
         x: the input.
-        out: f32 [rows, n_outputs].
+        out: f32 [rows, n_outputs]; of a gated product see `halves`.
         rows, single_rows: as in `MatMulAttrs`.
         epilogue: `PLAIN`, or the gate's activation of a pair.
         bias: f32 [n_outputs], 0 for none.
         residual: shaped like the output, 0 for none.
+        halves: whether outputs of the rows beyond the single ones are written as `Normed.halves`
+            has them, behind those of the single ones.
     """
 
     group: Group
@@ -47,6 +49,7 @@ class Product:
     epilogue: int = PLAIN
     bias: int = 0
     residual: int = 0
+    halves: bool = False
 
 
 def supports(node: Node, graph: Graph) -> str | None:
@@ -113,6 +116,7 @@ def lower(node: Node, ctx: Context) -> list[Launch]:
         epilogue,
         bias,
         residual,
+        node.id in ctx.handed,
     )
     return project(product, ctx)
 
@@ -324,14 +328,16 @@ def _many(product: Product, ctx: Context) -> list[Launch]:
     variant = choose.gemm(group, rows, ctx.facts)
     x_bytes = _halves_bytes(variant.padded, group)
     w = ctx.halves(group.key)
+    # room for x even where it comes as halves: of fewer rows it may not, and the largest step
+    # tells what all of them take
     x = ctx.scratch(x_bytes + (0 if w else _halves_bytes(group.n_rows, group)))
-    expansion = [] if w else expand_launches(group, product.weights, x + x_bytes)
+    launches = [] if w else expand_launches(group, product.weights, x + x_bytes)
     w = w or x + x_bytes
-    return [
-        *expansion,
-        act_launch(product.x, product.single_rows, x, rows, variant.padded, group),
-        gemm_launch(product, x, w, ctx.input("counts"), variant),
-    ]
+    if product.x.halves:
+        x = product.x.x + 4 * product.single_rows * group.n_cols
+    else:
+        launches.append(act_launch(product.x, product.single_rows, x, rows, variant.padded, group))
+    return [*launches, gemm_launch(product, x, w, ctx.input("counts"), variant)]
 
 
 def expand_launches(group: Group, weights: int, out: int) -> list[Launch]:
@@ -400,13 +406,14 @@ def gemm_launch(product: Product, x: int, w: int, counts: int, variant: choose.G
         group.n_outputs,
     )
     block = 384 if variant.hopper else 256
-    made = gemm_kernel(product.epilogue, variant)
+    made = gemm_kernel(product.epilogue, product.halves, variant)
     return Launch(made, (variant.grid, 1, 1), block, args, variant.shared)
 
 
-def gemm_kernel(epilogue: int, variant: choose.Gemm) -> Kernel:
+def gemm_kernel(epilogue: int, halves: bool, variant: choose.Gemm) -> Kernel:
     """The specialised many-rows product."""
     signature = "p p p p p p p i i i i"
+    ends: dict[str, int | float | str] = {"EPILOGUE": epilogue, "HALVES": int(halves)}
     if variant.hopper:
         return kernel(
             "ops/matmul_gemm_sm90.cu",
@@ -414,11 +421,9 @@ def gemm_kernel(epilogue: int, variant: choose.Gemm) -> Kernel:
             signature,
             TILE_N=variant.tile_n,
             STAGES=variant.stages,
-            EPILOGUE=epilogue,
+            **ends,
         )
-    return kernel(
-        "ops/matmul_gemm.cu", "matmul_gemm", signature, STAGES=variant.stages, EPILOGUE=epilogue
-    )
+    return kernel("ops/matmul_gemm.cu", "matmul_gemm", signature, STAGES=variant.stages, **ends)
 
 
 def kernels(facts: Facts) -> Sequence[Kernel]:
@@ -438,8 +443,10 @@ def kernels(facts: Facts) -> Sequence[Kernel]:
     found += [act_kernel(), *(act_normed_kernel(n) for n in (4096, 8192, 28672))]
     hopper = facts.hopper
     for tile_n in (128, 192, 224, 256) if hopper else (128,):
+        variant = choose.Gemm(hopper, tile_n, 3, 256, 1, 0)
         for epilogue in (PLAIN, SILU, GELU):
-            found.append(gemm_kernel(epilogue, choose.Gemm(hopper, tile_n, 3, 256, 1, 0)))
+            ways = (False, True) if epilogue else (False,)
+            found += [gemm_kernel(epilogue, halves, variant) for halves in ways]
     return found
 
 

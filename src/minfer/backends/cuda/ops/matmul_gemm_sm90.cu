@@ -22,6 +22,7 @@
 #define TILE_N 256
 #define STAGES 4
 #define EPILOGUE 0
+#define HALVES 0
 #endif
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
@@ -105,7 +106,11 @@ matmul_gemm_sm90(const u8* x, const u8* w, const float* factor, const float* bia
             settle_sums(d);
             release(previous);
 
+#if HALVES
+            write_halves<EPILOGUE>(y, d, row, column + t * 2, m, padded_m);
+#else
             write_sums<EPILOGUE>(y, d, row, column + t * 2, m);
+#endif
         }
     }
 }
