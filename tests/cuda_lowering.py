@@ -40,7 +40,13 @@ def lower_plan(plan: Plan, facts: Facts = H200, **settings: Any) -> list[Launch]
     for segment in plan.segments:
         if segment.backend == "cuda":
             split = Split(plan.graph, segment.nodes, offsets)
-            launches += _lower(split, melting_norms(split), handed_over(split), facts, settings)
+            launches += _lower(
+                split,
+                melting_norms(split),
+                handed_over(split, Settings(**settings)),
+                facts,
+                settings,
+            )
     return launches
 
 

@@ -15,6 +15,7 @@ import test_cuda_sample
 from emulated import AMPERE, HOPPER, EmulatedDevice, reason_against
 from test_cuda_fused import (
     test_a_product_with_its_residual_is_its_chain,
+    test_attention_handed_over_is_that_of_f32,
     test_fused_ffn_is_its_chain,
     test_halves_handed_over_are_those_of_f32,
 )
@@ -64,6 +65,12 @@ def test_halves_handed_over_before_hopper(
     test_halves_handed_over_are_those_of_f32(make_gpu, monkeypatch, 140, 3, 128, act, False, 384)
 
 
+@pytest.mark.parametrize("card", [AMPERE], indirect=True, ids=["ampere"])
+@pytest.mark.parametrize("head_dim", [64, 128])
+def test_attention_handed_over_before_hopper(gpu: Any, card: Facts, head_dim: int) -> None:
+    test_attention_handed_over_is_that_of_f32(gpu, 80, 2, 4, 2, head_dim, "f16")
+
+
 @pytest.mark.parametrize("n_vocab", [1, 500, 4097, 20_000])
 def test_filters_and_draws(gpu: Any, n_vocab: int) -> None:
     test_cuda_sample.test_filters_and_draws(gpu, n_vocab, 1.0)
@@ -95,6 +102,7 @@ def test_greedy_tokens(card: Facts, name: str) -> None:
 
 __all__ = [
     "test_a_product_with_its_residual_is_its_chain",
+    "test_attention_handed_over_is_that_of_f32",
     "test_broken_rows_are_told",
     "test_equal_logits_rank_by_rising_id",
     "test_fused_ffn_is_its_chain",

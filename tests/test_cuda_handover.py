@@ -3,16 +3,24 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from cuda_lowering import CARDS
 
 from minfer.backends import Split
-from minfer.backends.cuda import foresight
+from minfer.backends.cuda import foresight, handover
 from minfer.backends.cuda.device import Facts
-from minfer.backends.cuda.handover import handed_over
 from minfer.dtypes import BY_NAME, F32
-from minfer.graph import FusedFFNAttrs, GraphBuilder, MatMulAttrs, Node, WeightSpec
+from minfer.graph import (
+    AttentionAttrs,
+    FusedFFNAttrs,
+    GraphBuilder,
+    KVSpec,
+    MatMulAttrs,
+    Node,
+    WeightSpec,
+)
 from minfer.settings import Settings
 
 
@@ -27,6 +35,10 @@ def gated(rows: int, single_rows: int, n_ff: int = 1024) -> tuple[GraphBuilder, 
     builder.input("counts", (3,))
     attrs = FusedFFNAttrs("silu", single_rows)
     return builder, builder.node("fused_ffn", (x,), attrs, "ffn", ("gate", "up"))
+
+
+def handed_over(split: Split, **settings: Any) -> frozenset[int]:
+    return handover.handed_over(split, Settings(**settings))
 
 
 def split_of(builder: GraphBuilder, *outputs: Node) -> Split:
@@ -80,3 +92,31 @@ def test_other_readers_are_no_products_of_its_rows() -> None:
     attrs = MatMulAttrs(0, False, residual=True)
     y = builder.node("matmul", (value, value), attrs, "y", ("down",))
     assert not handed_over(split_of(builder, y))
+
+
+def attention(cache: str, single_rows: int = 0) -> tuple[Split, Node]:
+    """128 rows of four heads of 64 features, and the product that reads them."""
+    state = KVSpec("kv", 2, 64, BY_NAME[cache], 2)
+    weights = {"o": WeightSpec(BY_NAME["q8_0"], (256, 512))}
+    builder = GraphBuilder(weights, {"kv": state})
+    q, k = builder.input("q", (128, 256), F32), builder.input("k", (128, 128), F32)
+    rows = [builder.input(name, (128,)) for name in ("positions", "seqs", "cells")]
+    table = builder.input("page_table", (1, 2))
+    builder.input("counts", (3,))
+    stored = builder.kv_store(k, k, rows[2], "kv", "store")
+    attrs = AttentionAttrs("kv", 4, 2, 64, 0.125, single_rows)
+    value = builder.attention(q, *rows[:2], table, stored, attrs, "attention")
+    return split_of(builder, builder.matmul(value, "o", "y", single_rows)), value
+
+
+@pytest.mark.parametrize("cache", ["f16", "q8_0"])
+@pytest.mark.parametrize("single_rows", [0, 64])
+def test_attention_by_the_tiled_kernels(cache: str, single_rows: int) -> None:
+    split, value = attention(cache, single_rows)
+    assert handed_over(split) == {value.id}
+    assert not handed_over(split, no_fa_prefill=True)
+
+
+def test_other_attention_stays() -> None:
+    assert not handed_over(attention("f32")[0])
+    assert not handed_over(attention("f16", single_rows=65)[0])

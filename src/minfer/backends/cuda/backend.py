@@ -229,7 +229,7 @@ class CudaBackend:
             weights=self._store.address,
             states=self._states,
             norms=melting_norms(split),
-            handed=handed_over(split),
+            handed=handed_over(split, self._settings),
             constant=self._constant,
             halves=lambda key: self._store.find(halves_key(key)),
             scratch=self._take_scratch,

@@ -115,7 +115,7 @@ def _lowered(
         weights=lambda key: 0,
         states={name: KVState(spec, 0) for name, spec in split.graph.states.items()},
         norms=melting_norms(split),
-        handed=handed_over(split),
+        handed=handed_over(split, settings),
         constant=ledger.constant,
         halves=lambda key: int(settings.cuda_halves),
         scratch=ledger.take,

@@ -36,3 +36,23 @@ DEVICE u64 chunked_offset(int row, int n_rows, int strip, int q, int t) {  // by
 DEVICE u64 vector_offset(int row, int n_rows, int vector) {
     return chunked_offset(row, n_rows, vector / 16, vector & 3, vector >> 2 & 3);
 }
+
+// ---- halves from the accumulators of tensor cores -----------------------------------------------
+// Four lanes hold 16 values of each of two rows as pairs, where memory takes 32 bytes of a row at a
+// time. They trade, so that each has 8 values, a vector, and two lanes write 32 bytes.
+
+// Four lanes have four words each, of items 0..3, in order of their lanes; answers item t of lane t.
+DEVICE uint4 traded(const u32 (&words)[4], int t) {
+    bool odd = t & 1, high = t & 2;
+    u32 pairs[2][2];  // the words of two neighbours, of items odd and 2 + odd
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+        u32 even_item = words[2 * i], odd_item = words[2 * i + 1];
+        u32 other = __shfl_xor_sync(FULL_MASK, odd ? even_item : odd_item, 1);
+        pairs[i][0] = odd ? other : even_item;
+        pairs[i][1] = odd ? odd_item : other;
+    }
+    u32 a = __shfl_xor_sync(FULL_MASK, high ? pairs[0][0] : pairs[1][0], 2);
+    u32 b = __shfl_xor_sync(FULL_MASK, high ? pairs[0][1] : pairs[1][1], 2);
+    return high ? uint4{a, b, pairs[1][0], pairs[1][1]} : uint4{pairs[0][0], pairs[0][1], a, b};
+}

@@ -129,25 +129,9 @@ DEVICE void write_sums(const Output& y, const float (&d)[N], int m, int n, int r
     }
 }
 
-// Four lanes have four words each, of items 0..3, in order of their lanes; answers item t of lane t.
-DEVICE uint4 traded(const u32 (&words)[4], int t) {
-    bool odd = t & 1, high = t & 2;
-    u32 pairs[2][2];  // the words of two neighbours, of items odd and 2 + odd
-#pragma unroll
-    for (int i = 0; i < 2; i++) {
-        u32 even_item = words[2 * i], odd_item = words[2 * i + 1];
-        u32 other = __shfl_xor_sync(FULL_MASK, odd ? even_item : odd_item, 1);
-        pairs[i][0] = odd ? other : even_item;
-        pairs[i][1] = odd ? odd_item : other;
-    }
-    u32 a = __shfl_xor_sync(FULL_MASK, high ? pairs[0][0] : pairs[1][0], 2);
-    u32 b = __shfl_xor_sync(FULL_MASK, high ? pairs[0][1] : pairs[1][1], 2);
-    return high ? uint4{a, b, pairs[1][0], pairs[1][1]} : uint4{pairs[0][0], pairs[0][1], a, b};
-}
-
 // As `write_sums`, of a gated product whose only reader multiplies halves: `out` is chunked halves
-// (`act.cuh`) of padded_rows rows, and stride a multiple of 128. Four lanes hold 16 outputs of rows
-// m and m + 8; they trade, so that each writes 8 of one row and all fill 32 bytes, as memory takes.
+// (`act.cuh`) of padded_rows rows, and stride a multiple of 128. Of 16 outputs each lane writes 8
+// of one row.
 template <int KIND, int N>
 DEVICE void write_halves(const Output& y, const float (&d)[N], int m, int n, int rows,
                          int padded_rows) {

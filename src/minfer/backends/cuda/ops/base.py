@@ -4,6 +4,9 @@ An op is a module beside this one, listed in `minfer.backends.cuda.ops.OPS`, wit
 
     supports(node, graph) -> str | None     the reason why not, as in the backend contract
     load(node, weights, store) -> None      makes its weights resident (only ops with weights)
+    hands_over(node, graph, settings) -> bool
+                                            whether it can write halves for a product that reads
+                                            it, see `handover` (only ops that know how)
     lower(node, ctx) -> list[Launch]        the node's work; needs no GPU
     kernels(facts) -> list[Kernel]          representative variants, for the compile check
 

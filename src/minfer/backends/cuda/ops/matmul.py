@@ -19,6 +19,7 @@ from minfer.backends.cuda.ops.base import Context, Normed, Store, blocks, halves
 from minfer.backends.cuda.ops.matmul_pack import Format, Group
 from minfer.dtypes import BY_NAME, F32, WEIGHT_TYPES
 from minfer.graph import FusedFFNAttrs, FusedQKVAttrs, Graph, MatMulAttrs, Node, WeightSpec
+from minfer.settings import Settings
 
 PLAIN, SILU, GELU = 0, 1, 2
 """Epilogues, as `lib/epilogue.cuh` numbers them."""
@@ -61,6 +62,11 @@ def supports(node: Node, graph: Graph) -> str | None:
     if node.attrs.bias and specs[1].dtype is not F32:
         return f"a bias of type {specs[1].dtype} has no CUDA kernel"
     return matmul_pack.refuse(specs[:1])
+
+
+def hands_over(node: Node, graph: Graph, settings: Settings) -> bool:
+    """Gated products write halves where they are asked to."""
+    return isinstance(node.attrs, FusedFFNAttrs)
 
 
 def group_of(node: Node, specs: Mapping[str, WeightSpec]) -> Group:
