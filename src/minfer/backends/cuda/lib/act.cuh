@@ -37,14 +37,14 @@ DEVICE u64 vector_offset(int row, int n_rows, int vector) {
     return chunked_offset(row, n_rows, vector / 16, vector & 3, vector >> 2 & 3);
 }
 
-// ---- halves from the accumulators of tensor cores -----------------------------------------------
-// Four lanes hold 16 values of each of two rows as pairs, where memory takes 32 bytes of a row at a
-// time. They trade, so that each has 8 values, a vector, and two lanes write 32 bytes.
+// ---- chunked halves from the accumulators of tensor cores ---------------------------------------
+// There four lanes hold 16 values of each of two rows, every lane two of each 8. Memory takes 32
+// bytes of a row at a time, so they trade: each gets a vector of its own, and two lanes write 32.
 
-// Four lanes have four words each, of items 0..3, in order of their lanes; answers item t of lane t.
+// Items 0..3 are of four words, word t of each in lane t of the four; answers item t to lane t.
 DEVICE uint4 traded(const u32 (&words)[4], int t) {
     bool odd = t & 1, high = t & 2;
-    u32 pairs[2][2];  // the words of two neighbours, of items odd and 2 + odd
+    u32 pairs[2][2];  // of items `odd` and 2 + `odd`, the words of this lane and its neighbour
 #pragma unroll
     for (int i = 0; i < 2; i++) {
         u32 even_item = words[2 * i], odd_item = words[2 * i + 1];

@@ -31,7 +31,7 @@ struct Output {
     const float* factor;    // [packed rows]
     const float* bias;      // [stride], or null
     const float* residual;  // [m][stride], or null
-    float* out;             // [m][stride]
+    float* out;             // [m][stride], or chunked halves: see `write_halves`
     int stride;
 
     // Sums of column n, n % 16 < 8, and of column n + 8: two outputs, or a gate and its up.

@@ -3,9 +3,9 @@
 //
 //   y[h] = sum_j p_j v_j,  p = softmax(scale * q[h] . k_j),  j <= position, j > position - window
 //
-// Shapes:  q, y f32 [rows][n_heads][HD], y by HALVES chunked halves of padded_rows rows of
-//          n_heads * HD, a multiple of 128 (`lib/act.cuh`); positions, seqs i32 [rows]; page_table i32 [slots]
-//          [max_pages], key j of slot s in cell page_table[s][j / 64] * 64 + j % 64; f16 planes as
+// Shapes:  q, y f32 [rows][n_heads][HD], or with HALVES y chunked halves of padded_rows rows of
+//          n_heads * HD, a multiple of 128 (`lib/act.cuh`); positions, seqs i32 [rows]; page_table
+//          i32 [slots][max_pages], key j of slot s in cell page_table[s][j / 64] * 64 + j % 64; f16 planes as
 //          kv.py.
 // Who:     grid (tiles, kv heads). A tile is 64 consecutive (row, query head of the kv head) pairs,
 //          so the heads of a GQA group share every key that is loaded; 4 warps of 16 pairs. Keys
