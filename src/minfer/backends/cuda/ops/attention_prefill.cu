@@ -5,8 +5,8 @@
 //
 // Shapes:  q, y f32 [rows][n_heads][HD], or with HALVES y chunked halves of padded_rows rows of
 //          n_heads * HD, a multiple of 128 (`lib/act.cuh`); positions, seqs i32 [rows]; page_table
-//          i32 [slots][max_pages], key j of slot s in cell page_table[s][j / 64] * 64 + j % 64; f16 planes as
-//          kv.py.
+//          i32 [slots][max_pages], key j of slot s in cell page_table[s][j / 64] * 64 + j % 64; f16
+//          planes as kv.py.
 // Who:     grid (tiles, kv heads). A tile is 64 consecutive (row, query head of the kv head) pairs,
 //          so the heads of a GQA group share every key that is loaded; 4 warps of 16 pairs. Keys
 //          pass in tiles of KEYS, two in flight. Rows of several sequences may share a tile: the
