@@ -146,8 +146,9 @@ DEVICE void rescale(State<D>& state, const Decay& decay) {
         for (int i = 0; i < 4; i++) state.out[n][i] *= decay.of[i / 2];
 }
 
-// Write the two rows that four lanes hold, of (row, query head) pairs `pair` and `pair + 8`, for the
-// product that alone reads them: y is chunked halves (`lib/act.cuh`) of padded_rows rows. By lane t.
+// Write the rows of (row, query head) pairs `pair` and `pair + 8`, which four lanes hold, for the
+// product that alone reads them: y is chunked halves (`lib/act.cuh`) of padded_rows rows. G is the
+// number of query heads a kv head, t the lane's number in the four.
 template <int G, int D>
 DEVICE void write_halves(const State<D>& state, void* y, int pair, int t, int rows, int kv_head,
                          int padded_rows) {
