@@ -119,6 +119,7 @@ class Bench:
             weights=lambda key: 0,
             states={},
             norms={},
+            handed=frozenset(),
             constant=lambda array: 0,
             find=lambda key: 0,
             scratch=self._scratch,

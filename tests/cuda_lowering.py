@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from typing import Any
 
 from minfer.backends import Split
 from minfer.backends.cuda.device import Facts
 from minfer.backends.cuda.foresight import resident
+from minfer.backends.cuda.handover import handed_over
 from minfer.backends.cuda.kv import KVState
 from minfer.backends.cuda.launch import Launch, check_geometry, convert_args
-from minfer.backends.cuda.ops import OPS
+from minfer.backends.cuda.ops import OPS, lowered
 from minfer.backends.cuda.ops.base import Context
 from minfer.backends.melt import melting_norms
 from minfer.graph import Graph, Node
@@ -29,9 +30,8 @@ CARDS = [
 def lower(graph: Graph, facts: Facts = H200, **settings: Any) -> list[Launch]:
     """Every node's launches, over made-up addresses, checked as the device would."""
     nodes = tuple(node.id for node in graph.nodes if node.op != "input")
-    return _lower(
-        graph, nodes, {node.id: 256 * node.id for node in graph.nodes}, {}, facts, settings
-    )
+    split = Split(graph, nodes, {node.id: 256 * node.id for node in graph.nodes})
+    return _lower(split, {}, frozenset(), facts, settings)
 
 
 def lower_plan(plan: Plan, facts: Facts = H200, **settings: Any) -> list[Launch]:
@@ -40,40 +40,45 @@ def lower_plan(plan: Plan, facts: Facts = H200, **settings: Any) -> list[Launch]
     offsets = plan.offsets["cuda"]
     for segment in plan.segments:
         if segment.backend == "cuda":
-            norms = melting_norms(Split(plan.graph, segment.nodes, offsets))
-            nodes = tuple(i for i in segment.nodes if i not in norms)
-            launches += _lower(plan.graph, nodes, offsets, norms, facts, settings)
+            split = Split(plan.graph, segment.nodes, offsets)
+            launches += _lower(
+                split,
+                melting_norms(split),
+                handed_over(split, Settings(**settings)),
+                facts,
+                settings,
+            )
     return launches
 
 
 def _lower(
-    graph: Graph,
-    nodes: tuple[int, ...],
-    offsets: Mapping[int, int],
+    split: Split,
     norms: Mapping[int, Node],
+    handed: Set[int],
     facts: Facts,
     settings: Mapping[str, Any],
 ) -> list[Launch]:
+    graph = split.graph
     context = Context(
         graph=graph,
         facts=facts,
         settings=Settings(**settings),
         base=1 << 32,
-        offsets=offsets,
+        offsets=split.offsets,
         weights=lambda key: 1 << 36,
         states={name: KVState(spec, 1 << 34) for name, spec in graph.states.items()},
         norms=norms,
+        handed=handed,
         constant=lambda array: 1 << 35,
-        find=resident(Split(graph, nodes, offsets), Settings(**settings)),
+        find=resident(split, Settings(**settings)),
         scratch=lambda nbytes, name="work": 1 << 37,
         counters=lambda count: 1 << 38,
     )
     launches: list[Launch] = []
-    for index in nodes:
-        node = graph.nodes[index]
+    for node, some in lowered(split.nodes, context):
         reason = OPS[node.op].supports(node, graph)
         assert reason is None, reason
-        launches += OPS[node.op].lower(node, context)
+        launches += some
     for launch in launches:
         convert_args(launch)
         check_geometry(launch, facts.shared_limit)

@@ -19,7 +19,9 @@ from test_cuda_embed import (
 )
 from test_cuda_fused import (
     test_a_product_with_its_residual_is_its_chain,
+    test_attention_handed_over_is_that_of_f32,
     test_fused_ffn_is_its_chain,
+    test_halves_handed_over_are_those_of_f32,
 )
 from test_cuda_sample import (
     test_broken_rows_are_told,
@@ -59,6 +61,20 @@ def test_fused_qkv(gpu: Any, single_rows: int, options: dict[str, Any]) -> None:
     test_cuda_fused.test_fused_qkv_is_its_chain(gpu, style, single_rows=single_rows, **options)
 
 
+@pytest.mark.parametrize("card", [AMPERE], indirect=True, ids=["ampere"])
+@pytest.mark.parametrize("act", ["silu", "gelu"])
+def test_halves_handed_over_before_hopper(
+    make_gpu: Any, monkeypatch: pytest.MonkeyPatch, card: Facts, act: str
+) -> None:
+    test_halves_handed_over_are_those_of_f32(make_gpu, monkeypatch, 140, 3, 128, act, False, 384)
+
+
+@pytest.mark.parametrize("card", [AMPERE], indirect=True, ids=["ampere"])
+@pytest.mark.parametrize("head_dim", [64, 128])
+def test_attention_handed_over_before_hopper(gpu: Any, card: Facts, head_dim: int) -> None:
+    test_attention_handed_over_is_that_of_f32(gpu, 80, 2, 4, 2, head_dim, "f16")
+
+
 @pytest.mark.parametrize("n_vocab", [1, 500, 4097, 20_000])
 def test_filters_and_draws(gpu: Any, n_vocab: int) -> None:
     test_cuda_sample.test_filters_and_draws(gpu, n_vocab, 1.0)
@@ -92,7 +108,9 @@ __all__ = [
     "test_a_packed_table_gives_what_the_file_has",
     "test_a_product_with_its_residual_is_its_chain",
     "test_a_tied_table_is_resident_once",
+    "test_attention_handed_over_is_that_of_f32",
     "test_broken_rows_are_told",
     "test_equal_logits_rank_by_rising_id",
     "test_fused_ffn_is_its_chain",
+    "test_halves_handed_over_are_those_of_f32",
 ]

@@ -9,15 +9,18 @@ import pytest
 from backend_runner import weight
 from cuda_harness import Runner
 
+from minfer.backends import Split
 from minfer.dtypes import BY_NAME, F32
 from minfer.graph import (
     PAGE,
+    AttentionAttrs,
     FusedFFNAttrs,
     FusedQKVAttrs,
     GatedAttrs,
     GraphBuilder,
     KVSpec,
     MatMulAttrs,
+    Node,
     RopeAttrs,
     RopeSpec,
 )
@@ -153,6 +156,108 @@ def test_fused_ffn_is_its_chain(gpu: Any, act: Any, single_rows: int) -> None:
         outs.append(runner(x=data, counts=[single_rows, 5 - single_rows, 0]))
     # the gate's activation may differ in the last bit between the two kernels
     np.testing.assert_allclose(outs[1], outs[0], rtol=2e-6, atol=1e-7)
+
+
+@pytest.mark.parametrize("n_ff", [384, 896])
+@pytest.mark.parametrize(
+    ("rows", "single_rows", "tile_n", "act", "kept"),
+    [
+        (64, 0, 128, "silu", False),
+        (140, 3, 192, "gelu", True),
+        (200, 40, 224, "silu", False),
+        (300, 1, 256, "gelu", False),
+    ],
+)
+def test_halves_handed_over_are_those_of_f32(
+    make_gpu: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    rows: int,
+    single_rows: int,
+    tile_n: int,
+    act: Any,
+    kept: bool,
+    n_ff: int,
+) -> None:
+    """Bit for bit, in tiles of every width; rows that are not real may be anything."""
+    monkeypatch.setattr("minfer.backends.cuda.ops.matmul_choose._OVERHEAD", {tile_n: 1.0})
+    gpu = make_gpu(cuda_halves=kept)
+    rng = np.random.default_rng(n_ff)
+    shapes = {"gate": (n_ff, N_IN), "up": (n_ff, N_IN), "down": (80, n_ff)}
+    weights = {
+        name: weight(name, rng.standard_normal(shape) * 0.05, BY_NAME["q8_0"])
+        for name, shape in shapes.items()
+    }
+    real = rows - 5
+    data = rng.standard_normal((rows, N_IN)) * 3
+    data[real:] = np.nan
+    builder = GraphBuilder({n: w.spec for n, w in weights.items()}, {})
+    x = builder.input("x", (rows, N_IN), F32)
+    builder.input("counts", (3,))
+    attrs = FusedFFNAttrs(act, single_rows)
+    between = builder.node("fused_ffn", (x,), attrs, "ffn", ("gate", "up"))
+    y = builder.matmul(between, "down", "y", single_rows)
+    inputs = {"x": data, "counts": [single_rows, real - single_rows, 0]}
+    check_handover(gpu, (builder, between, y), weights, inputs, real)
+
+
+def check_handover(
+    gpu: Any,
+    made: tuple[GraphBuilder, Node, Node],
+    weights: dict[str, Any],
+    inputs: dict[str, Any],
+    real: int,
+) -> None:
+    """The product of a value is the same, bit for bit, if others read the value, too."""
+    builder, between, y = made
+    outs, passes = [], []
+    for outputs in ((y, between), (y,)):
+        runner = Runner(gpu, builder.build(*outputs), weights)
+        runner.poison()
+        outs.append(runner(**inputs)[:real])
+        split = Split(runner.graph, (between.id, y.id), runner.offsets)
+        passes.append(gpu.kernels(split)[y.id].count("matmul_act"))
+    assert np.isfinite(outs[0]).all()
+    np.testing.assert_array_equal(outs[1], outs[0])
+    assert passes[0] == passes[1] + 1
+
+
+@pytest.mark.parametrize(
+    ("rows", "single_rows", "heads", "kv_heads", "head_dim", "kv"),
+    [
+        (70, 3, 6, 2, 64, "f16"),
+        (90, 0, 8, 8, 80, "f16"),
+        (140, 66, 3, 1, 128, "q8_0"),
+        (64, 0, 2, 1, 256, "f16"),
+    ],
+)
+def test_attention_handed_over_is_that_of_f32(
+    gpu: Any, rows: int, single_rows: int, heads: int, kv_heads: int, head_dim: int, kv: str
+) -> None:
+    rng = np.random.default_rng(head_dim)
+    weights = {"o": weight("o", rng.standard_normal((80, heads * head_dim)) * 0.05, BY_NAME["f16"])}
+    state = KVSpec("kv", kv_heads, head_dim, BY_NAME[kv], 3)
+    gpu.add_state(state)
+    builder = GraphBuilder({"o": weights["o"].spec}, {"kv": state})
+    real = rows - 5
+    table = np.array([[1, 2, 0]])
+    positions = np.where(np.arange(rows) < real, np.arange(rows), -1)
+    cells = np.where(positions < 0, -1, table[0][positions // PAGE] * PAGE + positions % PAGE)
+    inputs: dict[str, Any] = {
+        name: rng.standard_normal((rows, n * head_dim))
+        for name, n in (("q", heads), ("k", kv_heads), ("v", kv_heads))
+    }
+    nodes = {name: builder.input(name, x.shape, F32) for name, x in inputs.items()}
+    inputs |= {"positions": positions, "seqs": np.zeros(rows), "cells": cells, "table": table}
+    for name in ("positions", "seqs", "cells", "table"):
+        nodes[name] = builder.input(name, inputs[name].shape)
+    builder.input("counts", (3,))
+    inputs["counts"] = [single_rows, real - single_rows, 0]
+    stored = builder.kv_store(nodes["k"], nodes["v"], nodes["cells"], "kv", "store")
+    attrs = AttentionAttrs("kv", heads, kv_heads, head_dim, head_dim**-0.5, single_rows)
+    sources = (nodes[name] for name in ("q", "positions", "seqs", "table"))
+    between = builder.attention(*sources, stored, attrs, "attention")
+    y = builder.matmul(between, "o", "y", single_rows)
+    check_handover(gpu, (builder, between, y), weights, inputs, real)
 
 
 @pytest.mark.parametrize("bias", [False, True])

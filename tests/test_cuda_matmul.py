@@ -59,6 +59,7 @@ class Bench:
             weights=self.store.address,
             states={},
             norms={},
+            handed=frozenset(),
             constant=lambda array: 0,
             find=lambda key: 0,
             scratch=lambda nbytes: self.scratch,

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from minfer.backends.base import ALIGNMENT, Budget, Split, Weight
 from minfer.backends.cuda import foresight
 from minfer.backends.cuda.device import Device
+from minfer.backends.cuda.handover import handed_over
 from minfer.backends.cuda.kv import ELEMENT_BYTES, KVState
 from minfer.backends.cuda.ops import OPS, lowered
 from minfer.backends.cuda.ops.base import COUNTERS_BYTES, Context, Store
@@ -227,6 +228,7 @@ class CudaBackend:
             weights=self._store.address,
             states=self._states,
             norms=melting_norms(split),
+            handed=handed_over(split, self._settings),
             constant=self._constant,
             find=self._store.find,
             scratch=self._take_scratch,

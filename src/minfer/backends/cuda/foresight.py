@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from minfer.backends.base import Split, Weight
+from minfer.backends.cuda.handover import handed_over
 from minfer.backends.cuda.kv import KVState
 from minfer.backends.cuda.launch import Launch
 from minfer.backends.cuda.ops import OPS, lowered, matmul
@@ -128,6 +129,7 @@ def _lowered(
         weights=lambda key: 0,
         states={name: KVState(spec, 0) for name, spec in split.graph.states.items()},
         norms=melting_norms(split),
+        handed=handed_over(split, settings),
         constant=ledger.constant,
         find=resident(split, settings),
         scratch=ledger.take,

@@ -31,3 +31,28 @@ DEVICE u64 chunked_offset(int row, int n_rows, int strip, int q, int t) {  // by
     u64 chunk = (u64)(strip * 2 + q / 2) * n_rows + row;
     return chunk * 128 + ((2 * t + (q & 1)) ^ (row & 7)) * 16;
 }
+
+// Of a row's vector of 8 values, by its number in the row.
+DEVICE u64 vector_offset(int row, int n_rows, int vector) {
+    return chunked_offset(row, n_rows, vector / 16, vector & 3, vector >> 2 & 3);
+}
+
+// ---- chunked halves from the accumulators of tensor cores ---------------------------------------
+// There four lanes hold 16 values of each of two rows, every lane two of each 8. Memory takes 32
+// bytes of a row at a time, so they trade: each gets a vector of its own, and two lanes write 32.
+
+// Items 0..3 are of four words, word t of each in lane t of the four; answers item t to lane t.
+DEVICE uint4 traded(const u32 (&words)[4], int t) {
+    bool odd = t & 1, high = t & 2;
+    u32 pairs[2][2];  // of items `odd` and 2 + `odd`, the words of this lane and its neighbour
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+        u32 even_item = words[2 * i], odd_item = words[2 * i + 1];
+        u32 other = __shfl_xor_sync(FULL_MASK, odd ? even_item : odd_item, 1);
+        pairs[i][0] = odd ? other : even_item;
+        pairs[i][1] = odd ? odd_item : other;
+    }
+    u32 a = __shfl_xor_sync(FULL_MASK, high ? pairs[0][0] : pairs[1][0], 2);
+    u32 b = __shfl_xor_sync(FULL_MASK, high ? pairs[0][1] : pairs[1][1], 2);
+    return high ? uint4{a, b, pairs[1][0], pairs[1][1]} : uint4{pairs[0][0], pairs[0][1], a, b};
+}

@@ -1,6 +1,7 @@
 // What the two tiled attention kernels share: runs of rows, masks, the running softmax. A lane
 // holds two rows of its warp's 16, g and g + 8, in the accumulator layout of `lib/mma.cuh`, which
 // is also that of a warp in a warpgroup's product.
+#include "lib/act.cuh"
 #include "lib/attention.cuh"
 
 // Rows [first, end) of one sequence, and the range of their positions.
@@ -143,4 +144,27 @@ DEVICE void rescale(State<D>& state, const Decay& decay) {
     for (int n = 0; n < D / 8; n++)
 #pragma unroll
         for (int i = 0; i < 4; i++) state.out[n][i] *= decay.of[i / 2];
+}
+
+// Write the rows of (row, query head) pairs `pair` and `pair + 8`, which four lanes hold, for the
+// product that alone reads them: y is chunked halves (`lib/act.cuh`) of padded_rows rows. G is the
+// number of query heads a kv head, t the lane's number in the four.
+template <int G, int D>
+DEVICE void write_halves(const State<D>& state, void* y, int pair, int t, int rows, int kv_head,
+                         int padded_rows) {
+    pair += t / 2 * 8;
+    int row = pair / G, head = kv_head * G + pair % G;
+#pragma unroll
+    for (int n = 0; n < D / 8; n += 2) {
+        u32 words[4];
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            const float* x = state.out[n + i % 2] + i / 2 * 2;
+            words[i] = pack_act(x[0], x[1]);
+        }
+        uint4 halves = traded(words, t);
+        if (row < rows)
+            *(uint4*)((u8*)y + vector_offset(row, padded_rows, head * (D / 8) + n + t % 2)) =
+                halves;
+    }
 }

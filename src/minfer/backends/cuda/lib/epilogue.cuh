@@ -14,6 +14,15 @@ DEVICE float gated(int kind, float gate, float up) {
 struct Four {
     float2 a, b;
 };
+
+DEVICE Four scaled(Four y, Four factor) {
+    return {{y.a.x * factor.a.x, y.a.y * factor.a.y}, {y.b.x * factor.b.x, y.b.y * factor.b.y}};
+}
+
+DEVICE float2 gated_pair(int kind, Four y) {
+    return {gated(kind, y.a.x, y.b.x), gated(kind, y.a.y, y.b.y)};
+}
+
 struct Added {
     Four bias, residual;
 };
@@ -22,7 +31,7 @@ struct Output {
     const float* factor;    // [packed rows]
     const float* bias;      // [stride], or null
     const float* residual;  // [m][stride], or null
-    float* out;             // [m][stride]
+    float* out;             // [m][stride], or chunked halves: see `write_halves`
     int stride;
 
     // Sums of column n, n % 16 < 8, and of column n + 8: two outputs, or a gate and its up.
@@ -70,7 +79,7 @@ struct Output {
     // Sums y of these columns.
     template <int KIND>
     DEVICE void write(int m, int n, Four y, Four factor, Added added) const {
-        y.a.x *= factor.a.x, y.a.y *= factor.a.y, y.b.x *= factor.b.x, y.b.y *= factor.b.y;
+        y = scaled(y, factor);
         float* to = out + (u64)m * stride;
         if constexpr (KIND == PLAIN_OUT) {
             if (stride & 1) {
@@ -84,8 +93,7 @@ struct Output {
             if (n + 8 < stride) *(float2*)(to + n + 8) = sum(sum(y.b, first.b), then.b);
         } else {
             int at = n / 16 * 8 + n % 8;
-            if (at < stride)
-                *(float2*)(to + at) = {gated(KIND, y.a.x, y.b.x), gated(KIND, y.a.y, y.b.y)};
+            if (at < stride) *(float2*)(to + at) = gated_pair(KIND, y);
         }
     }
 
@@ -118,5 +126,31 @@ DEVICE void write_sums(const Output& y, const float (&d)[N], int m, int n, int r
                               factors[i], added[i]);
             }
         }
+    }
+}
+
+// As `write_sums`, of a gated product whose only reader multiplies halves: `out` is chunked halves
+// (`act.cuh`) of padded_rows rows, and stride a multiple of 128. Of 16 outputs each lane writes 8
+// of one row.
+template <int KIND, int N>
+DEVICE void write_halves(const Output& y, const float (&d)[N], int m, int n, int rows,
+                         int padded_rows) {
+    int t = n / 2 % 4, row = m + t / 2 * 8;
+#pragma unroll
+    for (int first = 0; first < N / 8; first += 2) {
+        int vector = n / 16 + first;
+        Four factors[2];
+        u32 words[4];
+#pragma unroll
+        for (int i = 0; i < 2; i++) factors[i] = y.factors<KIND>(n + (first + i) * 16);
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            const float* a = d + (first + i % 2) * 8 + i / 2 * 2;
+            float2 v = gated_pair(KIND, scaled({{a[0], a[1]}, {a[4], a[5]}}, factors[i % 2]));
+            words[i] = pack_act(v.x, v.y);
+        }
+        uint4 halves = traded(words, t);
+        if (row < rows && vector * 8 < y.stride)
+            *(uint4*)((u8*)y.out + vector_offset(row, padded_rows, vector + t % 2)) = halves;
     }
 }

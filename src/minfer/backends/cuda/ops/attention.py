@@ -13,8 +13,9 @@ from minfer.backends.cuda.device import Facts
 from minfer.backends.cuda.launch import Kernel, Launch
 from minfer.backends.cuda.ops import attention_decode, attention_prefill
 from minfer.backends.cuda.ops.base import Context
-from minfer.dtypes import F32
+from minfer.dtypes import F32, DType
 from minfer.graph import AttentionAttrs, Graph, Node
+from minfer.settings import Settings
 
 MAX_HEAD_DIM = 256
 CHECKED_HEAD_DIMS = (32, 64, 80, 96, 112, 128, 192, 256)
@@ -29,11 +30,22 @@ def supports(node: Node, graph: Graph) -> str | None:
     return None
 
 
+def hands_over(node: Node, graph: Graph, settings: Settings) -> bool:
+    """The tiled kernels write halves where they are asked to."""
+    assert isinstance(node.attrs, AttentionAttrs)
+    return _tiled(graph.states[node.attrs.state].dtype, settings)
+
+
+def _tiled(cache: DType, settings: Settings) -> bool:
+    """Whether rows of a chunk go to the tiled kernels."""
+    return not settings.no_fa_prefill and cache is not F32
+
+
 def lower(node: Node, ctx: Context) -> list[Launch]:
     """The rows of each kind by their kernel; MINFER_NO_FA_PREFILL sends all to the split one."""
     assert isinstance(node.attrs, AttentionAttrs)
     rows, single = node.shape[0], node.attrs.single_rows
-    if ctx.settings.no_fa_prefill or ctx.states[node.attrs.state].spec.dtype is F32:
+    if not _tiled(ctx.states[node.attrs.state].spec.dtype, ctx.settings):
         return attention_decode.launches(node, ctx, 0, rows)
     launches = attention_decode.launches(node, ctx, 0, single)
     return launches + attention_prefill.launches(node, ctx, single, rows)

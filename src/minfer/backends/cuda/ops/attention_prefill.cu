@@ -3,9 +3,10 @@
 //
 //   y[h] = sum_j p_j v_j,  p = softmax(scale * q[h] . k_j),  j <= position, j > position - window
 //
-// Shapes:  q, y f32 [rows][n_heads][HD]; positions, seqs i32 [rows]; page_table i32 [slots]
-//          [max_pages], key j of slot s in cell page_table[s][j / 64] * 64 + j % 64; f16 planes as
-//          kv.py.
+// Shapes:  q, y f32 [rows][n_heads][HD], or with HALVES y chunked halves of padded_rows rows of
+//          n_heads * HD, a multiple of 128 (`lib/act.cuh`); positions, seqs i32 [rows]; page_table
+//          i32 [slots][max_pages], key j of slot s in cell page_table[s][j / 64] * 64 + j % 64; f16
+//          planes as kv.py.
 // Who:     grid (tiles, kv heads). A tile is 64 consecutive (row, query head of the kv head) pairs,
 //          so the heads of a GQA group share every key that is loaded; 4 warps of 16 pairs. Keys
 //          pass in tiles of KEYS, two in flight. Rows of several sequences may share a tile: the
@@ -19,7 +20,7 @@
 //          f32. Masked keys count exactly 0; keys past a run's last are never read, but filled with
 //          zeros; the first tile needs no rescaling, and rescaling by 1 is skipped; a row without
 //          keys gives 0.
-// Macros:  HD, GROUP (query heads a kv head), SOFTCAP (0/1).
+// Macros:  HD, GROUP (query heads a kv head), SOFTCAP (0/1), HALVES (0/1).
 #include "lib/attention_rows.cuh"
 
 constexpr int WARPS = 4, THREADS = WARPS * WARP, ROWS = WARPS * 16;
@@ -96,7 +97,7 @@ DEVICE void multiply_values(State<HD>& state, const float (&s)[KEYS / 8][4], con
 KERNEL __launch_bounds__(THREADS, HD <= 128 ? 2 : 1)
     attention_prefill(const float* q, const u8* k_plane, const u8* v_plane, const i32* positions,
                       const i32* seqs, const i32* page_table, float* y, int rows, int n_kv_heads,
-                      int max_pages, int window, float scale, float cap) {
+                      int max_pages, int window, float scale, float cap, int padded_rows) {
     extern __shared__ __align__(16) f16 memory[];
     pdl_launch();
     pdl_wait();
@@ -176,6 +177,9 @@ KERNEL __launch_bounds__(THREADS, HD <= 128 ? 2 : 1)
     }
 
     state.finish();
+#if HALVES
+    write_halves<GROUP>(state, y, first_pair + warp * 16 + g, t, rows, kv_head, padded_rows);
+#else
 #pragma unroll
     for (int r = 0; r < 2; r++) {
         if (row[r] >= rows) continue;
@@ -184,4 +188,5 @@ KERNEL __launch_bounds__(THREADS, HD <= 128 ? 2 : 1)
             *(float2*)(y + at[r] + 8 * n) =
                 make_float2(state.out[n][2 * r], state.out[n][2 * r + 1]);
     }
+#endif
 }

@@ -7,11 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from itertools import product
 
 from minfer.backends.cuda.device import Facts
 from minfer.backends.cuda.kv import KVState
 from minfer.backends.cuda.launch import Kernel, Launch, kernel
 from minfer.backends.cuda.ops.base import Context, blocks
+from minfer.backends.cuda.ops.matmul_choose import TILE_M
 from minfer.dtypes import F16, Q8_0
 from minfer.graph import AttentionAttrs, Node
 
@@ -68,7 +70,9 @@ def launches(node: Node, ctx: Context, first: int, end: int) -> list[Launch]:
         attrs.window,
         attrs.scale,
         attrs.softcap,
+        blocks(end - first, TILE_M) * TILE_M,
     )
+    handed = node.id in ctx.handed
     hopper = on_hopper(ctx.facts, attrs.head_dim)
     grid = (
         blocks((end - first) * group, HOPPER_PAIRS if hopper else PAIRS),
@@ -76,10 +80,10 @@ def launches(node: Node, ctx: Context, first: int, end: int) -> list[Launch]:
         1,
     )
     if hopper:
-        made = _hopper_kernel(attrs.head_dim, group, attrs.softcap)
+        made = _hopper_kernel(attrs.head_dim, group, attrs.softcap, handed)
         shared = hopper_shared_bytes(attrs.head_dim)
         return [*result, Launch(made, grid, HOPPER_THREADS, args, shared)]
-    made = _kernel(attrs.head_dim, group, attrs.softcap)
+    made = _kernel(attrs.head_dim, group, attrs.softcap, handed)
     return [*result, Launch(made, grid, THREADS, args, shared_bytes(attrs.head_dim))]
 
 
@@ -98,19 +102,19 @@ def hopper_shared_bytes(head_dim: int) -> int:
 
 
 def kernels(head_dims: Iterable[int], facts: Facts) -> Sequence[Kernel]:
-    """Every head size, with and without the cap, and its expansion."""
-    sizes = tuple(head_dims)
-    found = [_kernel(d, 7, cap) for d in sizes for cap in (0, 50)]
+    """Every head size, with and without the cap, of f32 and of halves, and its expansion."""
+    sizes, ways = tuple(head_dims), tuple(product((0, 50), (False, True)))
+    found = [_kernel(d, 7, cap, halves) for d in sizes for cap, halves in ways]
     found += [_expand_kernel(d) for d in sizes]
     if facts.hopper:
-        found += [_hopper_kernel(d, 7, cap) for d in HOPPER_STAGES for cap in (0, 50)]
+        found += [_hopper_kernel(d, 7, cap, halves) for d in HOPPER_STAGES for cap, halves in ways]
     return found
 
 
-_SIGNATURE = "p p p p p p p i i i i f f"
+_SIGNATURE = "p p p p p p p i i i i f f i"
 
 
-def _kernel(head_dim: int, group: int, softcap: float) -> Kernel:
+def _kernel(head_dim: int, group: int, softcap: float, halves: bool) -> Kernel:
     return kernel(
         "ops/attention_prefill.cu",
         "attention_prefill",
@@ -118,10 +122,11 @@ def _kernel(head_dim: int, group: int, softcap: float) -> Kernel:
         HD=head_dim,
         GROUP=group,
         SOFTCAP=int(softcap != 0),
+        HALVES=int(halves),
     )
 
 
-def _hopper_kernel(head_dim: int, group: int, softcap: float) -> Kernel:
+def _hopper_kernel(head_dim: int, group: int, softcap: float, halves: bool) -> Kernel:
     return kernel(
         "ops/attention_prefill_sm90.cu",
         "attention_prefill_sm90",
@@ -129,6 +134,7 @@ def _hopper_kernel(head_dim: int, group: int, softcap: float) -> Kernel:
         HD=head_dim,
         GROUP=group,
         SOFTCAP=int(softcap != 0),
+        HALVES=int(halves),
         STAGES=HOPPER_STAGES[head_dim],
     )
 

@@ -12,7 +12,7 @@
 // Limits:  sm_90a; f16 cache; HD 64, 128, 256; any GROUP.
 // Numerics: as `attention_prefill.cu`. Bytes past a run's last key, which may be anything, are
 //          masked in the scores and zeroed in the values.
-// Macros:  HD, GROUP (query heads a kv head), SOFTCAP (0/1), STAGES.
+// Macros:  HD, GROUP (query heads a kv head), SOFTCAP (0/1), HALVES (0/1), STAGES.
 #include "lib/attention_rows.cuh"
 #include "lib/wgmma_attention.cuh"
 
@@ -97,7 +97,7 @@ KERNEL __launch_bounds__(THREADS, 1)
     attention_prefill_sm90(const float* q, const u8* k_plane, const u8* v_plane,
                            const i32* positions, const i32* seqs, const i32* page_table, float* y,
                            int rows, int n_kv_heads, int max_pages, int window, float scale,
-                           float cap) {
+                           float cap, int padded_rows) {
     extern __shared__ __align__(1024) u8 memory[];
     u8 *queries = memory, *keys = queries + 2 * QUERIES, *values = keys + STAGES * TILE;
     Barriers& barriers = *(Barriers*)(values + STAGES * TILE);
@@ -206,6 +206,9 @@ KERNEL __launch_bounds__(THREADS, 1)
             run = find_run(run.end, last_row + 1, positions, seqs);
         }
         state.finish();
+#if HALVES
+        write_halves<GROUP>(state, y, my_pair + warp % 4 * 16 + g, t, rows, kv_head, padded_rows);
+#else
 #pragma unroll
         for (int r = 0; r < 2; r++) {
             int pair = my_pair + warp % 4 * 16 + g + 8 * r, row = pair / GROUP;
@@ -216,6 +219,7 @@ KERNEL __launch_bounds__(THREADS, 1)
                 *(float2*)(y + head * HD + 8 * n + 2 * t) =
                     make_float2(state.out[n][2 * r], state.out[n][2 * r + 1]);
         }
+#endif
     }
 }
 #endif

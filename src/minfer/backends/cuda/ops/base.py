@@ -4,6 +4,9 @@ An op is a module beside this one, listed in `minfer.backends.cuda.ops.OPS`, wit
 
     supports(node, graph) -> str | None     the reason why not, as in the backend contract
     load(node, weights, store) -> None      makes its weights resident (only ops with weights)
+    hands_over(node, graph, settings) -> bool
+                                            whether it can write halves for a product that reads
+                                            it, see `handover` (only ops that know how)
     lower(node, ctx) -> list[Launch]        the node's work; needs no GPU
     kernels(facts) -> list[Kernel]          representative variants, for the compile check
 
@@ -13,7 +16,7 @@ device. So a launch's geometry and arguments never change between steps.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
@@ -108,11 +111,14 @@ class Normed:
         x: its address, f32 [rows, n_cols].
         norm: f32 [n_cols], the weight of a norm that x passes first, 0 for none.
         eps: of that norm.
+        halves: whether the rows beyond the single ones are chunked halves (`lib/act.cuh`) already,
+            padded to whole tiles of rows; what pads them may be anything.
     """
 
     x: int
     norm: int = 0
     eps: float = 0.0
+    halves: bool = False
 
 
 @dataclass(frozen=True)
@@ -127,6 +133,7 @@ class Context:
         weights: resident weights: key -> address.
         states: KV states by name.
         norms: norms that become part of their readers, by node id.
+        handed: nodes that make their rows beyond the single ones halves for their reader, by id.
         settings: the A/B switches.
         constant: makes an array of constants resident, answers its address.
         find: address of a resident weight, by its key; 0 where there is none.
@@ -144,6 +151,7 @@ class Context:
     weights: Callable[[Hashable], int]
     states: Mapping[str, KVState]
     norms: Mapping[int, Node]
+    handed: Set[int]
     constant: Callable[[NDArray[np.generic]], int]
     find: Callable[[Hashable], int]
     scratch: Scratch
@@ -161,7 +169,7 @@ class Context:
         """What a product reads: its first source, or that of the norm it takes in."""
         norm = self.norms.get(node.srcs[0])
         if norm is None:
-            return Normed(self.src(node, 0))
+            return Normed(self.src(node, 0), halves=node.srcs[0] in self.handed)
         assert isinstance(norm.attrs, NormAttrs)
         return Normed(self.src(norm, 0), self.raw(norm.weights[0]), norm.attrs.eps)
 

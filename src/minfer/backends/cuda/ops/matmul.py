@@ -19,6 +19,7 @@ from minfer.backends.cuda.ops.base import Context, Normed, Store, blocks, halves
 from minfer.backends.cuda.ops.matmul_pack import Format, Group
 from minfer.dtypes import BY_NAME, F32, WEIGHT_TYPES
 from minfer.graph import FusedFFNAttrs, FusedQKVAttrs, Graph, MatMulAttrs, Node, WeightSpec
+from minfer.settings import Settings
 
 PLAIN, SILU, GELU = 0, 1, 2
 """Epilogues, as `lib/epilogue.cuh` numbers them."""
@@ -31,11 +32,13 @@ class Product:
     Attributes:
         group: the weights, at `weights`.
         x: the input.
-        out: f32 [rows, n_outputs].
+        out: f32 [rows, n_outputs]; of a gated product see `halves`.
         rows, single_rows: as in `MatMulAttrs`.
         epilogue: `PLAIN`, or the gate's activation of a pair.
         bias: f32 [n_outputs], 0 for none.
         residual: shaped like the output, 0 for none.
+        halves: whether outputs of the rows beyond the single ones are written as `Normed.halves`
+            has them, behind those of the single ones.
     """
 
     group: Group
@@ -47,6 +50,7 @@ class Product:
     epilogue: int = PLAIN
     bias: int = 0
     residual: int = 0
+    halves: bool = False
 
 
 def supports(node: Node, graph: Graph) -> str | None:
@@ -58,6 +62,11 @@ def supports(node: Node, graph: Graph) -> str | None:
     if node.attrs.bias and specs[1].dtype is not F32:
         return f"a bias of type {specs[1].dtype} has no CUDA kernel"
     return matmul_pack.refuse(specs[:1])
+
+
+def hands_over(node: Node, graph: Graph, settings: Settings) -> bool:
+    """Gated products write halves where they are asked to."""
+    return isinstance(node.attrs, FusedFFNAttrs)
 
 
 def group_of(node: Node, specs: Mapping[str, WeightSpec]) -> Group:
@@ -113,6 +122,7 @@ def lower(node: Node, ctx: Context) -> list[Launch]:
         epilogue,
         bias,
         residual,
+        node.id in ctx.handed,
     )
     return project(product, ctx)
 
@@ -324,14 +334,16 @@ def _many(product: Product, ctx: Context) -> list[Launch]:
     variant = choose.gemm(group, rows, ctx.facts)
     x_bytes = _halves_bytes(variant.padded, group)
     w = ctx.find(halves_key(group.key))
+    # room for x even where it comes as halves: of fewer rows it may not, and the largest step
+    # tells what all of them take
     x = ctx.scratch(x_bytes + (0 if w else _halves_bytes(group.n_rows, group)))
-    expansion = [] if w else expand_launches(group, product.weights, x + x_bytes)
+    launches = [] if w else expand_launches(group, product.weights, x + x_bytes)
     w = w or x + x_bytes
-    return [
-        *expansion,
-        act_launch(product.x, product.single_rows, x, rows, variant.padded, group),
-        gemm_launch(product, x, w, ctx.input("counts"), variant),
-    ]
+    if product.x.halves:
+        x = product.x.x + 4 * product.single_rows * group.n_cols
+    else:
+        launches.append(act_launch(product.x, product.single_rows, x, rows, variant.padded, group))
+    return [*launches, gemm_launch(product, x, w, ctx.input("counts"), variant)]
 
 
 def expand_launches(group: Group, weights: int, out: int) -> list[Launch]:
@@ -400,13 +412,14 @@ def gemm_launch(product: Product, x: int, w: int, counts: int, variant: choose.G
         group.n_outputs,
     )
     block = 384 if variant.hopper else 256
-    made = gemm_kernel(product.epilogue, variant)
+    made = gemm_kernel(product.epilogue, product.halves, variant)
     return Launch(made, (variant.grid, 1, 1), block, args, variant.shared)
 
 
-def gemm_kernel(epilogue: int, variant: choose.Gemm) -> Kernel:
+def gemm_kernel(epilogue: int, halves: bool, variant: choose.Gemm) -> Kernel:
     """The specialised many-rows product."""
     signature = "p p p p p p p i i i i"
+    ends: dict[str, int | float | str] = {"EPILOGUE": epilogue, "HALVES": int(halves)}
     if variant.hopper:
         return kernel(
             "ops/matmul_gemm_sm90.cu",
@@ -414,11 +427,9 @@ def gemm_kernel(epilogue: int, variant: choose.Gemm) -> Kernel:
             signature,
             TILE_N=variant.tile_n,
             STAGES=variant.stages,
-            EPILOGUE=epilogue,
+            **ends,
         )
-    return kernel(
-        "ops/matmul_gemm.cu", "matmul_gemm", signature, STAGES=variant.stages, EPILOGUE=epilogue
-    )
+    return kernel("ops/matmul_gemm.cu", "matmul_gemm", signature, STAGES=variant.stages, **ends)
 
 
 def kernels(facts: Facts) -> Sequence[Kernel]:
@@ -438,8 +449,10 @@ def kernels(facts: Facts) -> Sequence[Kernel]:
     found += [act_kernel(), *(act_normed_kernel(n) for n in (4096, 8192, 28672))]
     hopper = facts.hopper
     for tile_n in (128, 192, 224, 256) if hopper else (128,):
+        variant = choose.Gemm(hopper, tile_n, 3, 256, 1, 0)
         for epilogue in (PLAIN, SILU, GELU):
-            found.append(gemm_kernel(epilogue, choose.Gemm(hopper, tile_n, 3, 256, 1, 0)))
+            ways = (False, True) if epilogue else (False,)
+            found += [gemm_kernel(epilogue, halves, variant) for halves in ways]
     return found
 
 

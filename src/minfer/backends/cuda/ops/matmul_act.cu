@@ -23,8 +23,7 @@
 // Eight values of row `row`, scaled, to their place.
 DEVICE void put_act(u8* out, int row, int padded_rows, int vector, float4 a, float4 b) {
     uint4 h = {pack_act(a.x, a.y), pack_act(a.z, a.w), pack_act(b.x, b.y), pack_act(b.z, b.w)};
-    u64 at = chunked_offset(row, padded_rows, vector / 16, vector & 3, vector >> 2 & 3);
-    *(uint4*)(out + at) = h;
+    *(uint4*)(out + vector_offset(row, padded_rows, vector)) = h;
 }
 
 KERNEL __launch_bounds__(256)

@@ -11,6 +11,7 @@
 
 #ifndef EPILOGUE
 #define EPILOGUE 0
+#define HALVES 0
 #define STAGES 3
 #endif
 
@@ -77,7 +78,12 @@ matmul_gemm(const u8* x, const u8* w, const float* factor, const float* bias, co
 
     Output y = {factor, bias, residual, out, stride};
 #pragma unroll
-    for (int i = 0; i < 4; i++)
-        write_sums<EPILOGUE>(y, acc[i], row + m0 + i * 16 + lane / 4, column + n0 + lane % 4 * 2,
-                             m);
+    for (int i = 0; i < 4; i++) {
+        int first_row = row + m0 + i * 16 + lane / 4, first_column = column + n0 + lane % 4 * 2;
+#if HALVES
+        write_halves<EPILOGUE>(y, acc[i], first_row, first_column, m, padded_m);
+#else
+        write_sums<EPILOGUE>(y, acc[i], first_row, first_column, m);
+#endif
+    }
 }

@@ -3,17 +3,21 @@
 // What: out[m][n] = factor[n] * sum_k x[m][k] W[n][k] (+ bias[n]) (+ residual[m][n]), or act(gate)
 //   * up where W's rows are 8 of gate and 8 of up in turn.
 // Layouts: x and W chunked halves (`lib/act.cuh`), x padded to whole tiles of 128 rows, W to n_rows
-//   a multiple of 16; out f32 [m][stride].
+//   a multiple of 16; out f32 [m][stride], or, of a gated product with HALVES, chunked halves of
+//   padded_m rows, for the product that reads them.
 // Who: a block a multiprocessor, tiles of 128 x TILE_N in turn, those of the same weights side by
 //   side. Thread 0 of the third warpgroup copies 64 of K at a time into a ring of STAGES; two
 //   warpgroups multiply 64 x TILE_N each, and write from registers.
 // Floor: 2 m n k operations at ~990 TFLOP/s dense; operands stream from L2.
-// Limits: sm_90a; TILE_N one of 128, 192, 224, 256; of gated products, stride even.
+// Limits: sm_90a; TILE_N one of 128, 192, 224, 256; of gated products, stride even, and a multiple
+//   of 128 where out is halves. Rows that only pad x may be anything, and are not written.
 // Numerics: f32 accumulators over ascending chunks of K.
 // Versions: 1 (2026-11), with expansion and activations, 7B at 2048 rows: QKV 152 us, gate and up
 //   1085, down 526. 2: descriptors made once, in uniform registers; outputs' factors fetched
 //   together; quick quotients: gate and up alone 990 to 900 us. Clusters of two that share weights
-//   gave QKV 200, down 663, in a build whose expansion had changed too: left out.
+//   gave QKV 200, down 663, in a build whose expansion had changed too: left out. 3: gate and up
+//   write down's halves, half the bytes, and down has no pass before it; not measured yet.
+// Macros: TILE_N, STAGES, EPILOGUE (`lib/epilogue.cuh`), HALVES (0/1).
 #include "lib/epilogue.cuh"
 #include "lib/pipeline.cuh"
 #include "lib/wgmma.cuh"
@@ -22,6 +26,7 @@
 #define TILE_N 256
 #define STAGES 4
 #define EPILOGUE 0
+#define HALVES 0
 #endif
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
@@ -105,7 +110,11 @@ matmul_gemm_sm90(const u8* x, const u8* w, const float* factor, const float* bia
             settle_sums(d);
             release(previous);
 
+#if HALVES
+            write_halves<EPILOGUE>(y, d, row, column + t * 2, m, padded_m);
+#else
             write_sums<EPILOGUE>(y, d, row, column + t * 2, m);
+#endif
         }
     }
 }
