@@ -14,7 +14,6 @@ import argparse
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from types import MappingProxyType
 from typing import Any
 
@@ -251,10 +250,8 @@ SHORT = {
     "TILES": "t",
     "TILE_N": "n",
     "RANKS": "k",
-    "RING": "q",
     "STAGES": "s",
     "X_STAGES": "x",
-    "X_KB": "x",
 }
 """Macros that say what a geometry is -> the letters that stand for them."""
 
@@ -336,7 +333,9 @@ def _geometries(bench: Bench, group: Group, rows: int) -> list[Make]:
         lambda p, ctx, v=v: matmul.batch_launches(p, 0, rows, v, ctx) for v in some[:SWEPT]
     ]
     if facts.hopper:
-        many = sorted(choose.hopper_batches(group, facts), key=partial(choose.hopper_cost, group))
+        columns = choose.hopper_batch(group, rows, facts).columns
+        many = list(choose.hopper_batches(group, columns, facts))
+        many.sort(key=lambda v: choose.hopper_cost(group, v, facts))
         makes += [
             lambda p, ctx, v=v: matmul.hopper_batch_launches(p, 0, rows, v, ctx)
             for v in many[:SWEPT]

@@ -197,7 +197,7 @@ def test_clusters_of_every_size(rows: int) -> None:
     x = bench.activations(rows, 2048).astype(np.float32)
     found: dict[int, Make] = {}
     if choose.single_rows_kernel(group, rows, HOPPER) == "matmul_batch_sm90":
-        for wide in choose.hopper_batches(group, HOPPER):
+        for wide in choose.hopper_batches(group, 32, HOPPER):
             found.setdefault(
                 wide.ranks,
                 lambda p, ctx, v=wide: matmul.hopper_batch_launches(p, 0, rows, v, ctx),  # type: ignore[misc]

@@ -328,8 +328,9 @@ def geometries(group: Group, rows: int, facts: Facts) -> list[Make]:
         few = [choose.vec_geometry(group, rows, stages, n_sms) for stages, n_sms in cards]
         return [lambda p, ctx, v=v: [matmul.vec_launch(p, 0, v)] for v in few]
     if kernel == "matmul_batch_sm90":
-        ranks = choose.hopper_batch(group, facts).ranks
-        wide = [v for v in choose.hopper_batches(group, facts) if v.ranks == ranks]
+        chosen = choose.hopper_batch(group, rows, facts)
+        every = choose.hopper_batches(group, chosen.columns, facts)
+        wide = [v for v in every if v.ranks == chosen.ranks]
         return [
             lambda p, ctx, v=v: matmul.hopper_batch_launches(p, 0, rows, v, ctx)
             for v in wide[:: len(wide) // 5 + 1]

@@ -51,7 +51,7 @@ def test_geometries_fit_and_cover(facts: Facts, dtype: DType, shape: tuple[int, 
             assert 0 < few.grid <= min(facts.n_sms, made.n_tiles) and few.warps < 32
             continue
         if kernel == "matmul_batch_sm90":
-            check_hopper_batch(choose.hopper_batch(made, facts), made, facts)
+            check_hopper_batch(choose.hopper_batch(made, rows, facts), rows, made, facts)
             continue
         batch = choose.batch(made, rows, facts)
         assert batch.shared <= facts.shared_limit
@@ -67,15 +67,16 @@ def test_geometries_fit_and_cover(facts: Facts, dtype: DType, shape: tuple[int, 
         assert many.hopper == (facts.capability == (9, 0))
 
 
-def check_hopper_batch(batch: choose.HopperBatch, made: Group, facts: Facts) -> None:
-    """Everything is covered, warps have equal shares, a cluster's blocks all work and fit."""
-    assert batch.shared + 1024 <= facts.shared_limit
-    assert 2 * batch.tiles % batch.warps == 0 and batch.warps <= choose.MAX_EXPANDERS
-    assert batch.grid % batch.ranks == 0 and batch.grid <= facts.n_sms
+def check_hopper_batch(batch: choose.HopperBatch, rows: int, made: Group, facts: Facts) -> None:
+    """Everything is covered, sums fit, clusters run at once and are the same for all rows."""
+    assert batch.shared <= facts.shared_limit
+    assert batch.columns >= min(rows, choose.MAX_BATCH_ROWS) and batch.threads <= 640
+    assert batch.grid % batch.ranks == 0
+    assert batch.grid // batch.ranks * 4 * batch.groups >= made.n_tiles
+    assert batch.ranks <= -(-made.n_cols // choose.PIECE)
     if batch.ranks > 1:
-        assert batch.grid // batch.ranks * batch.tiles >= made.n_tiles
-        assert batch.ranks <= -(-made.n_cols // choose.PIECE)
-    assert batch.x_kb * 1024 >= 2 * choose.MAX_BATCH_ROWS * 256
+        assert batch.grid <= facts.n_sms
+    assert batch.ranks == choose.hopper_batch(made, 64, facts).ranks
 
 
 def test_segments_follow_each_other() -> None:

@@ -76,7 +76,7 @@ void multiply(const Product& p) {
         for (int k = 0; k < 16; k++) {
             if (p.from_registers) {
                 int lane = row / 16 * LANES + row % 8 * 4 + k % 8 / 2;
-                u32 word = p.registers[row % 16 / 8 + k / 8 * 2][lane];
+                u32 word = *p.registers[row % 16 / 8 + k / 8 * 2][lane];
                 a[row][k] = halves[k % 2 ? word >> 16 : word & 0xffff];
             } else {
                 u32 stride = (u32)(p.a >> 32 & 0x3fff) << 4;

@@ -52,11 +52,10 @@ inline void load_shared(std::array<T*, N> d, u32 from) {
 inline void ld_shared_v4_u32(std::array<u32*, 4> d, u32 from) { load_shared(d, from); }
 inline void ld_shared_v2_f32(std::array<float*, 2> d, u32 from) { load_shared(d, from); }
 inline void ld_shared__cluster_v2_f32(std::array<float*, 2> d, u32 from) { load_shared(d, from); }
-inline void st_shared_v4_u32(u32 to, std::array<const u32*, 4> v) {
-    u32* p = (u32*)shared_at(to, 16, 16);
-    for (int i = 0; i < 4; i++) p[i] = *v[i];
-}
 inline void atom_add_acq_rel_gpu_u32(u32& d, u32* at, u32 x) { d = atomicAdd(at, x); }
+inline void atom_add_acq_rel_cta_shared_u32(u32& d, u32 at, u32 x) {
+    d = atomicAdd((u32*)shared_at(at, 4, 4), x);
+}
 inline void createpolicy_fractional_L2__evict_first_b64(u64& d, double) { d = 0; }
 
 // ---- barriers -----------------------------------------------------------------------------------
@@ -211,7 +210,7 @@ inline void ldmatrix_sync_aligned_m8n8_x4_trans_shared_b16(std::array<u32*, 4> d
 // ---- products of a warpgroup --------------------------------------------------------------------
 struct Begun {
     float* sums;
-    u32 registers[4];
+    const u32* registers[4];
     u64 a, b;
     int n;
     bool from_registers, keep, values;
@@ -252,7 +251,7 @@ inline void wgmma_mma_async_sync_aligned_m64nNk16_f32_f16_f16(std::array<float*,
                                                               bool keep, int scale_a, int scale_b,
                                                               int b_transposed) {
     if (scale_a != 1 || scale_b != 1) fail("a form of wgmma not emulated");
-    begin_product(d, {nullptr, {*a[0], *a[1], *a[2], *a[3]}, 0, b, 0, true, keep,
+    begin_product(d, {nullptr, {a[0], a[1], a[2], a[3]}, 0, b, 0, true, keep,
                       b_transposed != 0});
 }
 inline void wgmma_fence_sync_aligned() {}

@@ -61,7 +61,7 @@ struct Product {  // of a warpgroup: m64nNk16
     float* sums[GROUP];
     int n;
     bool from_registers, keep, values;
-    u32 registers[4][GROUP];
+    const u32* registers[4][GROUP];  // read when it is done, as the sums are
     u64 a, b;
 };
 void product(const Product& product);  // by the last of a warpgroup to come

@@ -104,7 +104,7 @@ def _statement(inside: str) -> str:
     template, *operands = _split(inside, ":")
     lines = []
     number = 0
-    for kind, listed in zip(("auto&", "const auto"), operands, strict=False):
+    for kind, listed in zip(("auto&", "const auto&"), operands, strict=False):
         for operand in filter(str.strip, _split(listed, ",")):
             expression = operand[operand.index("(") :].strip()
             lines.append(f"{kind} operand_{number} = {expression};")

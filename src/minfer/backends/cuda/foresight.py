@@ -31,7 +31,7 @@ SCRATCH_GROWTH = 2.25
 WHEN: Mapping[str, str] = {
     "matmul_vec": "one or two single rows of quantized weights, which stay as they are",
     "matmul_batch": "single rows, up to 16 on Hopper: weights become halves in registers",
-    "matmul_batch_sm90": "more single rows on Hopper: weights become halves in shared memory",
+    "matmul_batch_sm90": "more single rows on Hopper: the same, for products of warpgroups",
     "matmul_gemm": "rows of prompts",
     "matmul_gemm_sm90": "rows of prompts on Hopper",
     "matmul_expand": "weights as halves, for rows of prompts",

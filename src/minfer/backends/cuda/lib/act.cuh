@@ -37,6 +37,15 @@ DEVICE u64 vector_offset(int row, int n_rows, int vector) {
     return chunked_offset(row, n_rows, vector / 16, vector & 3, vector >> 2 & 3);
 }
 
+// The same chunks in the order of `matmul_batch_sm90`, which has x as a warpgroup product's B: the
+// vector of rank v of a strip's 16 has, for each lane t in turn, values 32t + 2v and 32t + 2v + 1.
+// So product m of 16 of K has as k 2t, 2t + 1 values 32t + 4m, + 1, and as k 2t + 8, 2t + 9 the
+// next two: what lane t has expanded of a weight's row (`quant.cuh`).
+DEVICE u64 ordered_offset(int row, int n_rows, int strip, int v) {  // bytes
+    u64 chunk = (u64)(strip * 2 + v / 8) * n_rows + row;
+    return chunk * 128 + ((v & 7) ^ (row & 7)) * 16;
+}
+
 // ---- chunked halves from the accumulators of tensor cores ---------------------------------------
 // There four lanes hold 16 values of each of two rows, every lane two of each 8. Memory takes 32
 // bytes of a row at a time, so they trade: each gets a vector of its own, and two lanes write 32.

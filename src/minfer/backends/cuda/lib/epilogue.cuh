@@ -102,8 +102,9 @@ struct Output {
 
 // Writes a thread's sums of rows m and m + 8, as tensor cores leave them: d[4j], d[4j+1] are row m,
 // columns n + 8j, n + 8j + 1, and d[4j+2], d[4j+3] the same of row m + 8.
-template <int KIND, int AT_ONCE = 4, int N>
+template <int KIND, int N>
 DEVICE void write_sums(const Output& y, const float (&d)[N], int m, int n, int rows) {
+    constexpr int AT_ONCE = 4;
 #pragma unroll
     for (int first = 0; first < N / 8; first += AT_ONCE) {
         Four factors[AT_ONCE];

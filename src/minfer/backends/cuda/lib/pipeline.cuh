@@ -37,12 +37,6 @@ DEVICE float2 load_sums(u32 address) {
     return v;
 }
 
-DEVICE void store_shared16(u32 address, const u32 (&v)[4]) {
-    asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(v[0]), "r"(v[1]),
-                 "r"(v[2]), "r"(v[3])
-                 : "memory");
-}
-
 // ---- mbarriers ----------------------------------------------------------------------------------
 
 DEVICE void barrier_init(u64* barrier, u32 count) {
@@ -173,22 +167,6 @@ template <int COUNT>
 DEVICE void sync_some(int barrier) {
     asm volatile("bar.sync %0, %1;" ::"r"(barrier), "n"(COUNT) : "memory");
 }
-
-// ---- slots that several warps fill together -----------------------------------------------------
-// `full` counts their arrivals; `empty` that of who reads. As each of the warps sees it:
-template <int COUNT>
-struct Slots {
-    u64 *full, *empty;
-    int at;  // the slot to fill next
-    u32 parity;  // starts at 1: the slots are empty
-
-    DEVICE void wait_empty() const { barrier_wait(empty + at, parity); }
-    DEVICE void filled(int lane) {
-        __syncwarp();
-        if (lane == 0) barrier_arrive(full + at);
-        if (++at == COUNT) at = 0, parity ^= 1;
-    }
-};
 
 // ---- a ring of slots that one warp fills and empties --------------------------------------------
 // Call `issue` once for each slot, then in turn `wait`, read, `__syncwarp`, `issue` for slot `at`,

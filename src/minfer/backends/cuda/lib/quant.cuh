@@ -138,10 +138,9 @@ DEVICE u32 shifted(u32 x) {  // left by N, right by -N
     return N < 0 ? x >> -N : x << N;
 }
 
-// One lane's strip of a block: rows g and g+8, 32 weights each.
-template <class F>
-struct Strip {
-    using P = Packed<F>;
+// What a lane has read of a strip, whatever the type: rows g and g+8, 32 weights each. Codes of 8
+// and 16 bits stay in the block until they expand.
+struct StripWords {
     const u8* block;
     int s, lane;
     uint4 main4[2];   // MAIN == 4
@@ -149,8 +148,17 @@ struct Strip {
     u32 extra[2][2];  // EXTRA == 1: [row half][0]; EXTRA == 2: [row half][half strip]
     u32 steps[2];
     u32 d[2];
+};
 
-    DEVICE Strip(const u8* block, int s, int lane) : block(block), s(s), lane(lane) {
+// The same with its type.
+template <class F>
+struct Strip : StripWords {
+    using P = Packed<F>;
+
+    DEVICE explicit Strip(const StripWords& words) : StripWords(words) {}
+
+    DEVICE Strip(const u8* block, int s, int lane) {
+        this->block = block, this->s = s, this->lane = lane;
         if constexpr (F::MAIN == 4) {
             const uint4* p = (const uint4*)block + s * 64 + lane;
             main4[0] = p[0];

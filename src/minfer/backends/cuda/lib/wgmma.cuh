@@ -1,10 +1,10 @@
-// Warpgroup matrix products (sm_90a): both operands in shared memory, f32 accumulators in
-// registers.
+// Warpgroup matrix products (sm_90a): B in shared memory, A there or in registers, f32 accumulators
+// in registers.
 //
 // Operands are rows of K-major halves, 128 bytes of K a row in the 128-byte swizzle, tiles
 // 1024-byte aligned (`act.cuh`, chunked). D [64][N] by thread: warp w of the four has rows
 // 16w..16w+15, and lane (g, t): d[4j], d[4j+1] = (row g, columns 8j + 2t, +1), d[4j+2], d[4j+3] =
-// the same of row g+8.
+// the same of row g+8. A [64][16] in registers: each warp its 16 rows, as `mma.cuh` has them.
 #include "lib/base.cuh"
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
@@ -92,18 +92,31 @@ struct Wgmma;
                          : "l"(a), "l"(b), "r"(keep));                                    \
         }                                                                                 \
     };
-WGMMA(32, 16, 17, 18)
-WGMMA(48, 24, 25, 26)
-WGMMA(64, 32, 33, 34)
-WGMMA(80, 40, 41, 42)
-WGMMA(96, 48, 49, 50)
-WGMMA(112, 56, 57, 58)
 WGMMA(128, 64, 65, 66)
-WGMMA(144, 72, 73, 74)
-WGMMA(160, 80, 81, 82)
 WGMMA(192, 96, 97, 98)
 WGMMA(224, 112, 113, 114)
 WGMMA(256, 128, 129, 130)
 #undef WGMMA
+
+// The same with A in registers. They are read until the product is waited for.
+template <int N>
+struct WgmmaRegisters;
+
+// N, and the numbers of the operands after the sums.
+#define WGMMA_REGISTERS(N, A0, A1, A2, A3, B, KEEP)                                           \
+    template <>                                                                               \
+    struct WgmmaRegisters<N> {                                                                \
+        DEVICE static void run(float (&d)[N / 2], const u32 (&a)[4], u64 b, int keep) {       \
+            asm volatile("{ .reg .pred p; setp.ne.b32 p, %" #KEEP ", 0; "                     \
+                         "wgmma.mma_async.sync.aligned.m64n" #N "k16.f32.f16.f16 {" LIST##N   \
+                         "}, {%" #A0 ", %" #A1 ", %" #A2 ", %" #A3 "}, %" #B ", p, 1, 1, 0; }" \
+                         : OUTS##N                                                            \
+                         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(keep));    \
+        }                                                                                     \
+    };
+WGMMA_REGISTERS(32, 16, 17, 18, 19, 20, 21)
+WGMMA_REGISTERS(48, 24, 25, 26, 27, 28, 29)
+WGMMA_REGISTERS(64, 32, 33, 34, 35, 36, 37)
+#undef WGMMA_REGISTERS
 #undef OUT8
 #endif

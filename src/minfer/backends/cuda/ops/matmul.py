@@ -148,9 +148,9 @@ def _single(product: Product, ctx: Context) -> list[Launch]:
     launches: list[Launch] = []
     first = 0
     if name == "matmul_batch_sm90":
-        wide = choose.hopper_batch(product.group, ctx.facts)
         for first in range(0, rows, choose.MAX_BATCH_ROWS):
             n = min(choose.MAX_BATCH_ROWS, rows - first)
+            wide = choose.hopper_batch(product.group, n, ctx.facts)
             launches += hopper_batch_launches(product, first, n, wide, ctx)
         return launches
     while first < rows:
@@ -288,8 +288,7 @@ def hopper_batch_launches(
 ) -> list[Launch]:
     """The launches of `matmul_batch_sm90` for `rows` single rows from `first` on."""
     group = product.group
-    columns = blocks(rows, 8) * 8
-    x = ctx.scratch(_halves_bytes(columns, group))
+    x = ctx.scratch(_halves_bytes(variant.columns, group))
     args = (
         *_addresses(product),
         x,
@@ -298,12 +297,11 @@ def hopper_batch_launches(
         *_tiles(group),
         group.n_outputs,
         rows,
-        columns,
     )
     made = hopper_batch_kernel(group, product.epilogue, variant)
     grid = (variant.grid, 1, 1)
     return [
-        act_launch(product.x, first, x, rows, columns, group),
+        act_launch(product.x, first, x, rows, variant.columns, group, ordered=True),
         Launch(made, grid, variant.threads, args, variant.shared, variant.ranks),
     ]
 
@@ -313,12 +311,11 @@ def hopper_batch_kernel(group: Group, epilogue: int, variant: choose.HopperBatch
     return kernel(
         "ops/matmul_batch_sm90.cu",
         "matmul_batch_sm90",
-        "p p p p p p p p i i i i i i i",
-        TILES=variant.tiles,
-        WARPS=variant.warps,
-        RING=variant.ring,
+        "p p p p p p p p i i i i i i",
+        COLUMNS=variant.columns,
+        GROUPS=variant.groups,
         STAGES=variant.stages,
-        X_KB=variant.x_kb,
+        X_STAGES=variant.x_stages,
         RANKS=variant.ranks,
         EPILOGUE=epilogue,
         **_types(group),
@@ -368,33 +365,47 @@ def expand_kernel(format: Format) -> Kernel:
     return kernel("ops/matmul_expand.cu", "matmul_expand", "p p i i i i", TYPE=format.struct)
 
 
-def act_launch(x: Normed, first: int, out: int, rows: int, padded: int, group: Group) -> Launch:
-    """Make chunked halves of `rows` rows of x from `first` on, and zeros up to `padded` rows."""
+def act_launch(
+    x: Normed,
+    first: int,
+    out: int,
+    rows: int,
+    padded: int,
+    group: Group,
+    ordered: bool = False,
+) -> Launch:
+    """Make chunked halves of `rows` rows of x from `first` on, and zeros up to `padded` rows.
+
+    `ordered` is for `matmul_batch_sm90`, which takes the values of a row in an order of its own.
+    """
     strips = blocks(group.n_cols, 128)
     shape = (rows, padded, group.n_cols, strips)
     source = x.x + 4 * first * group.n_cols
     if x.norm:
         args = (source, x.norm, out, *shape, x.eps)
-        return Launch(act_normed_kernel(group.n_cols), (padded, 1, 1), ACT_THREADS, args)
+        return Launch(act_normed_kernel(group.n_cols, ordered), (padded, 1, 1), ACT_THREADS, args)
     grid = (padded, blocks(strips * 16, 256), 1)
-    return Launch(act_kernel(), grid, 256, (source, out, *shape))
+    return Launch(act_kernel(ordered), grid, 256, (source, out, *shape))
 
 
 ACT_THREADS = 512
 """Of a block that norms a row."""
 
 
-def act_kernel() -> Kernel:
+def act_kernel(ordered: bool) -> Kernel:
     """The kernel `matmul_act`."""
-    return kernel("ops/matmul_act.cu", "matmul_act", "p p i i i i", THREADS=ACT_THREADS, PER=1)
+    return _act_kernel("matmul_act", "p p i i i i", 1, ordered)
 
 
-def act_normed_kernel(n_cols: int) -> Kernel:
+def act_normed_kernel(n_cols: int, ordered: bool) -> Kernel:
     """The kernel `matmul_act_normed` for rows of so many values."""
     per = blocks(n_cols, 8 * ACT_THREADS)
-    signature = "p p p i i i i f"
-    file = "ops/matmul_act.cu"
-    return kernel(file, "matmul_act_normed", signature, THREADS=ACT_THREADS, PER=per)
+    return _act_kernel("matmul_act_normed", "p p p i i i i f", per, ordered)
+
+
+def _act_kernel(name: str, signature: str, per: int, ordered: bool) -> Kernel:
+    macros = {"THREADS": ACT_THREADS, "PER": per, "ORDERED": int(ordered)}
+    return kernel("ops/matmul_act.cu", name, signature, **macros)
 
 
 def gemm_launch(product: Product, x: int, w: int, counts: int, variant: choose.Gemm) -> Launch:
@@ -446,8 +457,10 @@ def kernels(facts: Facts) -> Sequence[Kernel]:
     specs = (WeightSpec(q4, (3584, 3584)), WeightSpec(q4, (3584, 512)), WeightSpec(q6, (3584, 512)))
     mixed = Group(("q", "k", "v"), specs)
     found += _single_kernels(mixed, PLAIN, (1, 2, 8, 16, 64), facts)
-    found += [act_kernel(), *(act_normed_kernel(n) for n in (4096, 8192, 28672))]
     hopper = facts.hopper
+    for ordered in (False, True) if hopper else (False,):
+        found.append(act_kernel(ordered))
+        found += [act_normed_kernel(n, ordered) for n in (4096, 8192, 28672)]
     for tile_n in (128, 192, 224, 256) if hopper else (128,):
         variant = choose.Gemm(hopper, tile_n, 3, 256, 1, 0)
         for epilogue in (PLAIN, SILU, GELU):
@@ -464,6 +477,6 @@ def _single_kernels(
         if name == "matmul_vec":
             yield vec_kernel(group, choose.vec(group, n, facts))
         elif name == "matmul_batch_sm90":
-            yield hopper_batch_kernel(group, epilogue, choose.hopper_batch(group, facts))
+            yield hopper_batch_kernel(group, epilogue, choose.hopper_batch(group, n, facts))
         else:
             yield from batch_kernels(group, epilogue, choose.batch(group, n, facts))

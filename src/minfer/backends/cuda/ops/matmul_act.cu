@@ -3,7 +3,7 @@
 // What: matmul_act writes x * 2^-ACT_SHIFT, matmul_act_normed the same of x / rms(x) * norm.
 // Layouts: x f32 [n_rows][K]; norm f32 [K]; out chunked halves of padded_rows rows, zeros in those
 //   that are not there and past K.
-// Who: matmul_act: a thread 8 values. matmul_act_normed: a block a row, which stays in registers
+// Who: matmul_act: a thread 8 values, one vector of the output. matmul_act_normed: a block a row, which stays in registers
 //   between the sum of its squares and its end; the norm's weights come before the wait for the
 //   kernel before.
 // Floor: 6 bytes a value; of few rows, the latency of memory once.
@@ -12,19 +12,48 @@
 // Numerics: f32, each value rounded once to half.
 // Versions: 1 (2026-11): normed rows read twice, by 256 threads: 2.9 us for 16 rows of 3584. 2:
 //   read once, by 512; not measured yet.
-// Macros: THREADS of a block that norms, PER vectors of 8 values that each holds.
+// Macros: THREADS of a block that norms, PER vectors of 8 values that each holds; ORDERED, for
+//   `matmul_batch_sm90`, whose vectors gather what lies 32 values apart.
 #include "lib/act.cuh"
 
 #ifndef PER
 #define PER 1
 #define THREADS 512
+#define ORDERED 0
 #endif
 
-// Eight values of row `row`, scaled, to their place.
-DEVICE void put_act(u8* out, int row, int padded_rows, int vector, float4 a, float4 b) {
-    uint4 h = {pack_act(a.x, a.y), pack_act(a.z, a.w), pack_act(b.x, b.y), pack_act(b.z, b.w)};
-    *(uint4*)(out + vector_offset(row, padded_rows, vector)) = h;
-}
+// The eight values of a vector of the output.
+struct Eight {
+    float2 pair[4];
+
+    // Of vector number `vector` of a row of k values; zeros past its end.
+    DEVICE void load(const float* row, int vector, int k) {
+        if (ORDERED) {
+            int first = vector / 16 * 128 + vector % 16 * 2;
+#pragma unroll
+            for (int i = 0; i < 4; i++) {
+                bool there = first + 32 * i < k;
+                pair[i] = there ? *(const float2*)(row + first + 32 * i) : float2{};
+            }
+        } else {
+            const float4* from = (const float4*)row + 2 * vector;
+            float4 a = {}, b = {};
+            if (vector * 8 < k) a = from[0], b = from[1];
+            pair[0] = {a.x, a.y}, pair[1] = {a.z, a.w};
+            pair[2] = {b.x, b.y}, pair[3] = {b.z, b.w};
+        }
+    }
+
+    // Scaled, to their place in row `row`.
+    DEVICE void store(u8* out, int row, int padded_rows, int vector) const {
+        uint4 h = {pack_act(pair[0].x, pair[0].y), pack_act(pair[1].x, pair[1].y),
+                   pack_act(pair[2].x, pair[2].y), pack_act(pair[3].x, pair[3].y)};
+        int strip = vector / 16;
+        u64 at = ORDERED ? ordered_offset(row, padded_rows, strip, vector % 16)
+                         : chunked_offset(row, padded_rows, strip, vector & 3, vector >> 2 & 3);
+        *(uint4*)(out + at) = h;
+    }
+};
 
 KERNEL __launch_bounds__(256)
 matmul_act(const float* x, u8* out, int n_rows, int padded_rows, int k, int n_strips) {
@@ -32,12 +61,9 @@ matmul_act(const float* x, u8* out, int n_rows, int padded_rows, int k, int n_st
     pdl_wait();
     int row = blockIdx.x, i = blockIdx.y * 256 + threadIdx.x;
     if (i >= n_strips * 16) return;
-    float4 a = {}, b = {};
-    if (i * 8 < k && row < n_rows) {
-        const float4* from = (const float4*)(x + (u64)row * k) + 2 * i;
-        a = from[0], b = from[1];
-    }
-    put_act(out, row, padded_rows, i, a, b);
+    Eight v = {};
+    if (row < n_rows) v.load(x + (u64)row * k, i, k);
+    v.store(out, row, padded_rows, i);
 }
 
 KERNEL __launch_bounds__(THREADS)
@@ -46,22 +72,18 @@ matmul_act_normed(const float* x, const float* norm, u8* out, int n_rows, int pa
     __shared__ float scratch[THREADS / WARP];
     int row = blockIdx.x, t = threadIdx.x;
     pdl_launch();
-    float4 w[PER][2] = {}, v[PER][2] = {};
+    Eight w[PER], v[PER] = {};
 #pragma unroll
-    for (int i = 0; i < PER; i++) {
-        const float4* from = (const float4*)norm + 2 * (i * THREADS + t);
-        if ((i * THREADS + t) * 8 < k) w[i][0] = from[0], w[i][1] = from[1];
-    }
+    for (int i = 0; i < PER; i++) w[i].load(norm, i * THREADS + t, k);
     pdl_wait();
     float squares = 0.0f;
 #pragma unroll
     for (int i = 0; i < PER; i++) {
-        const float4* from = (const float4*)(x + (u64)row * k) + 2 * (i * THREADS + t);
-        if ((i * THREADS + t) * 8 < k && row < n_rows) v[i][0] = from[0], v[i][1] = from[1];
+        if (row < n_rows) v[i].load(x + (u64)row * k, i * THREADS + t, k);
 #pragma unroll
-        for (int j = 0; j < 2; j++) {
-            float4 u = v[i][j];
-            squares += u.x * u.x + u.y * u.y + u.z * u.z + u.w * u.w;
+        for (int j = 0; j < 4; j++) {
+            float2 u = v[i].pair[j];
+            squares += u.x * u.x + u.y * u.y;
         }
     }
     float scale = rsqrtf(block_sum<THREADS>(squares, scratch) / k + eps);
@@ -71,10 +93,10 @@ matmul_act_normed(const float* x, const float* norm, u8* out, int n_rows, int pa
         int vector = i * THREADS + t;
         if (vector >= n_strips * 16) break;
 #pragma unroll
-        for (int j = 0; j < 2; j++) {
-            v[i][j].x *= scale * w[i][j].x, v[i][j].y *= scale * w[i][j].y;
-            v[i][j].z *= scale * w[i][j].z, v[i][j].w *= scale * w[i][j].w;
+        for (int j = 0; j < 4; j++) {
+            v[i].pair[j].x *= scale * w[i].pair[j].x;
+            v[i].pair[j].y *= scale * w[i].pair[j].y;
         }
-        put_act(out, row, padded_rows, vector, v[i][0], v[i][1]);
+        v[i].store(out, row, padded_rows, vector);
     }
 }

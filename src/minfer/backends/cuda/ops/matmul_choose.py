@@ -230,75 +230,82 @@ def _at_once(ranks: int, n_sms: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class HopperBatch:
-    """A geometry of `matmul_batch_sm90`, whatever the number of rows.
+    """A geometry of `matmul_batch_sm90`.
 
     Attributes:
-        tiles: row tiles of a block.
-        warps: warps that expand them.
-        ring: slots of packed weights.
-        stages: slots of expanded weights.
-        x_kb: KiB of x.
+        columns: rows of x a launch computes, padded to 32, 48 or 64.
+        groups: warpgroups of a block, of four row tiles each.
+        stages: slots of a warp's ring.
+        x_stages: slots of the ring of x, of 128 of K each.
         ranks: blocks of a cluster, which share the K of their tiles.
         grid: blocks.
         shared: bytes of shared memory a block.
     """
 
-    tiles: int
-    warps: int
-    ring: int
+    columns: int
+    groups: int
     stages: int
-    x_kb: int
+    x_stages: int
     ranks: int
     grid: int
     shared: int
 
     @property
     def threads(self) -> int:
-        """Threads a block: a warpgroup multiplies, others expand, one warp fetches."""
-        return 128 + 32 * (self.warps + 2)
+        """Threads a block."""
+        return 128 * self.groups
 
 
 MAX_BATCH_ROWS = 64
-MAX_EXPANDERS = 10
-"""Warps that expand weights: with six more, a quarter of the registers serves four."""
+HOPPER_COLUMNS = (32, 48, 64)
+MAX_GROUPS = 5
+"""Warpgroups that have 96 registers a thread, which 64 columns take."""
 
 
-def hopper_batch(group: Group, facts: Facts) -> HopperBatch:
+def hopper_batch(group: Group, rows: int, facts: Facts) -> HopperBatch:
     """The geometry for 17 to 64 single rows on Hopper: the one whose busiest block does least."""
-    return min(hopper_batches(group, facts), key=lambda v: hopper_cost(group, v))
+    columns = next((n for n in HOPPER_COLUMNS if n >= rows), MAX_BATCH_ROWS)
+    # blocks that share K are numerics, so one number for all rows
+    every = hopper_batches(group, MAX_BATCH_ROWS, facts)
+    ranks = min(every, key=lambda v: hopper_cost(group, v, facts)).ranks
+    some = [v for v in hopper_batches(group, columns, facts) if v.ranks == ranks]
+    return min(some, key=lambda v: hopper_cost(group, v, facts))
 
 
-def hopper_batches(group: Group, facts: Facts) -> Iterator[HopperBatch]:
-    """All that fit, of equal shapes the deeper rings first."""
-    for tiles, ranks in product(range(2, MAX_EXPANDERS + 1), range(1, 9)):
-        at_once, grid = _at_once(ranks, facts.n_sms), blocks(group.n_tiles, tiles) * ranks
+def hopper_batches(group: Group, columns: int, facts: Facts) -> Iterator[HopperBatch]:
+    """All that fit, for a number of columns, each with the deepest rings that fit."""
+    for groups, ranks in product(range(MAX_GROUPS, 0, -1), range(1, 9)):
+        warps = 4 * groups
+        grid = blocks(group.n_tiles, warps) * ranks
+        at_once = _at_once(ranks, facts.n_sms)
         if ranks > 1 and (grid > at_once or ranks > blocks(group.n_cols, PIECE)):
             continue
-        warps = tiles if 2 * tiles > MAX_EXPANDERS else 2 * tiles
-        for ring, stages, x_slots in _DEPTHS:
-            x_kb = x_slots * MAX_BATCH_ROWS // 4
-            shared = 2048 + stages * 4096 * tiles + 1024 * x_kb + ring * tiles * piece_bytes(group)
-            if shared <= facts.shared_limit:
-                grid = min(at_once, grid)
-                yield HopperBatch(tiles, warps, ring, stages, x_kb, ranks, grid, shared - 1024)
+        for stages, x_stages in _DEPTHS:
+            operands = x_stages * columns * PIECE + warps * stages * piece_bytes(group)
+            sums = 4 * columns * (matmul_pack.TILE * warps + 4)
+            shared = 1024 + operands + 8 * (warps * stages + x_stages) + 4 * x_stages
+            if shared <= facts.shared_limit and sums <= operands:
+                yield HopperBatch(columns, groups, stages, x_stages, ranks, grid, shared)
+                break
 
 
-_DEPTHS = ((3, 3, 4), (3, 3, 3), (2, 3, 4), (2, 3, 3), (2, 2, 4), (2, 2, 3))
-"""Slots of packed weights, of expanded ones, and of 64 rows of x."""
+_DEPTHS = ((3, 6), (3, 4), (3, 3), (2, 4), (2, 3), (2, 2))
+"""Slots of a warp's ring and of x."""
 
 
-def hopper_cost(group: Group, variant: HopperBatch) -> float:
-    """Cycles of the busiest block, roughly: the model of `matmul_batch_sm90`'s time."""
-    n = matmul_pack.TILE * variant.tiles
-    raw = variant.tiles * piece_bytes(group) / 2  # bytes of 128 of K
-    # halves are written and read, packed weights too, and x twice
-    shared = 4 * n + 2 * raw / 128 + 128 + 2 * MAX_BATCH_ROWS
-    latency = 900 if variant.warps == variant.tiles else 600  # of a warp, strip after strip
-    strip = max(shared, raw / 18, latency)
-    columns = blocks(group.n_tiles, variant.tiles)
-    waves = blocks(columns * variant.ranks, variant.grid)
+def hopper_cost(group: Group, variant: HopperBatch, facts: Facts) -> float:
+    """Cycles of the busiest multiprocessor, roughly: the model of `matmul_batch_sm90`'s time."""
+    warps, columns = 4 * variant.groups, variant.columns
+    raw = piece_bytes(group) / 2  # bytes of 128 of K of a tile
+    products = variant.groups * 4.0 * columns
+    issued = warps * 150 / 2.8
+    shared = (variant.groups + 1) * 2 * columns + 2 * warps * raw / 128
+    fetched = (warps * raw + 256 * columns / 2) / 19.5
+    latency = 800  # of a warp, strip after strip
+    strip = max(products, issued, shared, fetched, latency)
     pieces = blocks(blocks(group.n_cols, PIECE), variant.ranks)
-    return waves * 2 * pieces * strip + (3000 if variant.ranks > 1 else 0)
+    cost = blocks(variant.grid, facts.n_sms) * (2 * pieces * strip + 4000)
+    return cost + (2000 if variant.ranks > 1 else 0)
 
 
 @dataclass(frozen=True, slots=True)
