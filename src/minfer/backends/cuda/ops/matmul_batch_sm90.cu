@@ -156,7 +156,8 @@ matmul_batch_sm90(const u8* w0, const u8* w1, const u8* w2, const float* factor,
         wgmma_fence();
 #pragma unroll
         for (int i = 0; i < 4; i++)
-            WgmmaRegisters<COLUMNS>::run(d, a[0][i], operand_at(b, i * 32), s - first_strip + i != 0);
+            WgmmaRegisters<COLUMNS>::run(d, a[0][i], operand_at(b, i * 32),
+                                         s - first_strip + i != 0);
         wgmma_commit();
 
         wgmma_wait<1>();  // and those of set 1, the last of the strip before
