@@ -15,6 +15,8 @@
 //   scales  see `Scales`
 // Word J of a row's strip holds weights 8J..8J+7 (4 bits) as pairs i = 0..3: weight 8J+2i in nibble
 // i, weight 8J+2i+1 in nibble i+4, so that a mask leaves two codes in the low bits of two halves.
+// Where levels are looked up, and of codes of 8 bits, the order of eight weights is 0 4 1 5 2 6 3 7
+// instead, that of the bytes of `quant_bytes.cuh`. Levels are numbered anew (`packed_code`).
 //
 // NUMBERS. A code in the low bits of a half is the subnormal code * 2^-24, which one fma2 turns
 // into code * scale + minimum, rounded once. Scales are therefore stored times 2^24 (or 2^20 for
@@ -113,6 +115,59 @@ struct Packed {
 };
 
 constexpr int MIN_EXPONENT = 10;  // STEP_MIN stores -dmin * 2^10, to keep it from going subnormal
+
+// ---- levels -------------------------------------------------------------------------------------
+// One permutation looks four bytes up in eight. Where bit 3 of a code is set it gives 0 or 255, the
+// sign of one of the eight, instead (`permute`); so the codes look up the lower eight levels, their
+// complements the upper eight, and of the two results one is a level and the other a constant that
+// the upper table allows for: the exclusive or of both is the level. For this the upper table has
+// bytes below 128, so codes n and n + 8 must stand for levels on the same side of 128, and packing
+// numbers them anew.
+
+// The level of a code, as numbered in a file.
+template <class F>
+DEVICE constexpr u32 level(u32 code) {
+    u32 four = code < 4 ? F::T0 : code < 8 ? F::T1 : code < 12 ? F::T2 : F::T3;
+    return four >> (code % 4 * 8) & 255;
+}
+
+// Codes as numbered in a file and as numbered when packed, either from the other: a file's bit 3 is
+// a level's sign, here bit 2 is.
+DEVICE constexpr u32 renumber(u32 code) {
+    return (code & 3) | (~code & 4) << 1 | (~code & 8) >> 1;
+}
+
+// The packed number of a file's code. The zero that E2M1 has below zero becomes the other one.
+template <class F>
+DEVICE constexpr u32 packed_code(u32 code) {
+    return renumber(level<F>(code) == F::ZERO ? 0 : code);
+}
+
+// Entries of the two tables.
+template <class F>
+DEVICE constexpr u32 lower_entry(u32 i) { return level<F>(renumber(i)); }
+template <class F>
+DEVICE constexpr u32 upper_entry(u32 i) {  // for the number whose complement is i
+    return (level<F>(renumber(15 - i)) ^ (lower_entry<F>(7 - i) & 128 ? 255 : 0)) & 127;
+}
+DEVICE constexpr u32 word_of(u32 a, u32 b, u32 c, u32 d) { return a | b << 8 | c << 16 | d << 24; }
+template <class F>
+struct Tables {
+    template <int i>
+    static constexpr u32 lower = word_of(lower_entry<F>(i), lower_entry<F>(i + 1),
+                                         lower_entry<F>(i + 2), lower_entry<F>(i + 3));
+    template <int i>
+    static constexpr u32 upper = word_of(upper_entry<F>(i), upper_entry<F>(i + 1),
+                                         upper_entry<F>(i + 2), upper_entry<F>(i + 3));
+};
+
+// The levels of the packed codes in the lower four nibbles.
+template <class F>
+DEVICE u32 levels(u32 codes) {
+    using T = Tables<F>;
+    return permute(T::template lower<0>, T::template lower<4>, codes) ^
+           permute(T::template upper<0>, T::template upper<4>, ~codes);
+}
 
 // A power of two 2^e, -24 <= e <= 15, in both halves.
 DEVICE constexpr f16x2 power2(int e) {
@@ -251,10 +306,10 @@ struct Strip {
     DEVICE void codes(u32 (&w)[4]) const {
         if constexpr (P::CLASSES == 1) {
             uint2 v = bytes<h, Q>();
-            w[0] = v.x & 0x00ff00ffu;
-            w[1] = (v.x >> 8) & 0x00ff00ffu;
-            w[2] = v.y & 0x00ff00ffu;
-            w[3] = (v.y >> 8) & 0x00ff00ffu;
+            w[0] = permute(v.x, 0, 0x4240);
+            w[1] = permute(v.y, 0, 0x4240);
+            w[2] = permute(v.x, 0, 0x4341);
+            w[3] = permute(v.y, 0, 0x4341);
         } else {
             u32 word = 0;
             if constexpr (F::MAIN == 4) word = nibbles<h, Q>();
@@ -265,13 +320,12 @@ struct Strip {
         }
     }
 
-    // Codes of a byte each, where a code has one position: of 8Q + 0, 2, 1, 3, and of 4, 6, 5, 7.
+    // Codes of a byte each, where a code has one position: of 8Q + 0, 4, 1, 5, and of 2, 6, 3, 7.
     template <int h, int Q>
     DEVICE uint2 bytes() const {
         if constexpr (F::TABLE) {
             u32 word = nibbles<h, Q>();
-            u32 low3 = word & 0x77777777u, pick = 0x32103210u | ((word >> 1) & 0x44444444u);
-            return make_uint2(level(low3, pick), level(low3 >> 16, pick >> 16));
+            return make_uint2(levels<F>(word), levels<F>(word >> 16));
         } else {
             return *((const uint2*)block + (((s * 2 + h) * 2 + Q / 2) * 32 + lane) * 2 + Q % 2);
         }
@@ -297,10 +351,5 @@ struct Strip {
     template <int h, int Q>
     DEVICE u32 nibbles() const {
         return Q == 0 ? main4[h].x : Q == 1 ? main4[h].y : Q == 2 ? main4[h].z : main4[h].w;
-    }
-
-    // Four levels by the low nibbles of `low3`; `pick` chooses between the lower and upper eight.
-    DEVICE static u32 level(u32 low3, u32 pick) {
-        return permute(permute(F::T0, F::T1, low3), permute(F::T2, F::T3, low3), pick);
     }
 };

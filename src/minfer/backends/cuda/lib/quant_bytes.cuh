@@ -24,8 +24,7 @@ template <class F, int h, int Q>
 DEVICE void weight_bytes(const Strip<F>& w, u32& low, u32& high) {
     if constexpr (Packed<F>::CLASSES == 1) {
         uint2 v = w.template bytes<h, Q>();
-        low = permute(v.x, v.y, 0x6240);
-        high = permute(v.x, v.y, 0x7351);
+        low = v.x, high = v.y;
     } else {
         low = high = 0;
         if constexpr (F::MAIN == 4) {

@@ -79,13 +79,18 @@ DEVICE void pack_strip(u8* block, const u8* at, bool real, int k0, int n_cols, f
         int first = k0 % G::ITEMS;
         u32 q[32];
 #pragma unroll
-        for (int i = 0; i < 32; i++) q[i] = real ? G::code(b, first + i) : 0;
+        for (int i = 0; i < 32; i++) {
+            q[i] = real ? G::code(b, first + i) : 0;
+            if constexpr (F::TABLE) q[i] = packed_code<F>(q[i]);
+        }
 
         if constexpr (F::MAIN == 8) {
 #pragma unroll
-            for (int j = 0; j < 8; j++)
+            for (int j = 0; j < 8; j++) {
+                int i = j / 2 * 8 + j % 2 * 2;
                 ((u32*)block)[(((s * 2 + h) * 2 + j / 4) * 32 + lane) * 4 + j % 4] =
-                    q[4 * j] | q[4 * j + 2] << 8 | q[4 * j + 1] << 16 | q[4 * j + 3] << 24;
+                    q[i] | q[i + 4] << 8 | q[i + 1] << 16 | q[i + 5] << 24;
+            }
         }
         if constexpr (F::MAIN == 4) {
 #pragma unroll
@@ -93,9 +98,8 @@ DEVICE void pack_strip(u8* block, const u8* at, bool real, int k0, int n_cols, f
                 u32 word = 0;
 #pragma unroll
                 for (int i = 0; i < 8; i++) {
-                    // place of weight i: pairs in nibbles i, i + 4; for tables 0 2 1 3 in each four
-                    int place = F::TABLE ? (i & 4) | (i & 1) << 1 | (i >> 1 & 1)
-                                         : i / 2 + (i & 1) * 4;
+                    // place of weight i: pairs in nibbles i, i + 4; of levels 0 4 1 5 2 6 3 7
+                    int place = F::TABLE ? i % 4 * 2 + i / 4 : i / 2 + i % 2 * 4;
                     word |= (q[8 * J + i] & 15) << (4 * place);
                 }
                 ((u32*)block)[((s * 2 + h) * 32 + lane) * 4 + J] = word;
