@@ -66,9 +66,8 @@ DEVICE void weight_factors(const Strip<F>& w, float& scale, float& summand) {
             step = byte_f32(w.steps[0], 2 * h, 0.0f);
             minimum = byte_f32(w.steps[0], 2 * h + 1, 0.0f);
         } else {
-            u32 both = w.steps[0] >> (8 * (2 * h + H));
-            step = byte_f32(both & 15u, 0, 0.0f);
-            minimum = byte_f32(both >> 4 & 15u, 0, 0.0f);
+            step = byte_f32(w.steps[0] & 0x0f0f0f0fu, 2 * h + H, 0.0f);
+            minimum = byte_f32(w.steps[0] >> 4 & 0x0f0f0f0fu, 2 * h + H, 0.0f);
         }
         scale = step * low_f32(w.d[h]);
         summand = minimum * (high_f32(w.d[h]) * power2_f32(EXCESS<F> - MIN_EXPONENT));
