@@ -10,11 +10,14 @@
 //
 // Planes of a block, in this order (S strips; a "word" is 32 bits; a code is a weight's integer):
 //   main    4 bits: [s][row half][lane] 4 words.  8 bits: [s][row half][half strip][lane] 4 words.
-//           2 bits: [s][lane][row half] 2 words. 16 bits: [s][row half][quarter][lane] 4 words.
+//           3 bits: [s][third][lane][row half] 1 word. 2 bits: [s][lane][row half] 2 words.
+//           16 bits: [s][row half][quarter][lane] 4 words.
 //   extra   1 bit: [s][lane][row half] 1 word. 2 bits: [s][lane][row half] 2 words.
 //   scales  see `Scales`
 // Word J of a row's strip holds weights 8J..8J+7 (4 bits) as pairs i = 0..3: weight 8J+2i in nibble
 // i, weight 8J+2i+1 in nibble i+4, so that a mask leaves two codes in the low bits of two halves.
+// Of 3 bits, words 0 to 2 have weights 8J + (0 4 1 5) in bits 0-2 of their bytes and 8J + (2 6 3 7)
+// in bits 3-5, and word 3 is in what that leaves (`fields`).
 // Where levels are looked up, and of codes of 8 bits, the order of eight weights is 0 4 1 5 2 6 3 7
 // instead, that of the bytes of `quant_bytes.cuh`. Levels are numbered anew (`packed_code`).
 //
@@ -65,7 +68,7 @@ struct Q2_K : Super {
     static constexpr int MAIN = 2;
     static constexpr Scales SCALES = Scales::STEP_MIN;
 };
-struct Q3_K : Super { static constexpr int MAIN = 2, EXTRA = 1, ZERO = 4; };  // extra: the low bit
+struct Q3_K : Super { static constexpr int MAIN = 3, ZERO = 4; };
 struct Q4_K : Super {
     static constexpr int GROUP = 32;
     static constexpr Scales SCALES = Scales::STEP_MIN;
@@ -106,11 +109,12 @@ struct Packed {
     static constexpr int STEP_AT = EXTRA_AT + EXTRA_BYTES;
     static constexpr int D_AT = STEP_AT + STEP_BYTES;
     static constexpr int BYTES = D_AT + D_BYTES;
-    // Codes alternate between two positions in a half, four bits apart (CLASSES = 2), or have one.
+    // Codes alternate between two positions in a half, APART bits apart (CLASSES = 2), or have one.
     static constexpr int CLASSES = F::TABLE || F::MAIN == 8 ? 1 : 2;
-    static constexpr int LOWEST = F::MAIN != 2 ? 0 : F::EXTRA ? 3 : 4;  // lower position
+    static constexpr int APART = F::MAIN == 3 ? 3 : 4;
+    static constexpr int LOWEST = F::MAIN == 2 ? 4 : 0;  // lower position
     // scales are stored times 2^EXPONENT, which serves the higher position
-    static constexpr int EXPONENT = CLASSES == 1 ? 24 : 20 - LOWEST;
+    static constexpr int EXPONENT = CLASSES == 1 ? 24 : 24 - APART - LOWEST;
     static_assert(BYTES % 16 == 0, "blocks are copied 16 bytes at a time");
 };
 
@@ -204,6 +208,7 @@ struct Strip {
     const u8* block;
     int s, lane;
     uint4 main4[2];   // MAIN == 4
+    u32 main3[2][3];  // MAIN == 3
     u32 main2[2][2];  // MAIN == 2: [row half][half strip]
     u32 extra[2][2];  // EXTRA == 1: [row half][0]; EXTRA == 2: [row half][half strip]
     u32 steps[2];
@@ -214,6 +219,15 @@ struct Strip {
             const uint4* p = (const uint4*)block + s * 64 + lane;
             main4[0] = p[0];
             main4[1] = p[32];
+        }
+        if constexpr (F::MAIN == 3) {
+            const uint2* p = (const uint2*)block + s * 96 + lane;
+#pragma unroll
+            for (int i = 0; i < 3; i++) {
+                uint2 v = p[32 * i];
+                main3[0][i] = v.x;
+                main3[1][i] = v.y;
+            }
         }
         if constexpr (F::MAIN == 2) pairs(block, main2);
         if constexpr (F::EXTRA == 2) pairs(block + P::EXTRA_AT, extra);
@@ -298,7 +312,7 @@ struct Strip {
         } else {
             f16x2 high, low, summand;
             factors<h, Q / 2>(high, summand);
-            low = P::CLASSES == 2 ? mul2(high, power2(4)) : high;
+            low = P::CLASSES == 2 ? mul2(high, power2(P::APART)) : high;
             codes<h, Q>(w);
 #pragma unroll
             for (int i = 0; i < 4; i++) w[i] = fma2(w[i], i % 2 ? high : low, summand);
@@ -316,7 +330,7 @@ struct Strip {
             w[3] = permute(v.y, 0, 0x4341);
         } else {
             u32 word = 0;
-            if constexpr (F::MAIN == 4) word = nibbles<h, Q>();
+            if constexpr (F::MAIN == 4 || F::MAIN == 3) word = fields<h, Q>();
             pair<h, Q, 0>(word, w[0]);
             pair<h, Q, 1>(word, w[1]);
             pair<h, Q, 2>(word >> 8, w[2]);
@@ -328,32 +342,38 @@ struct Strip {
     template <int h, int Q>
     DEVICE uint2 bytes() const {
         if constexpr (F::TABLE) {
-            u32 word = nibbles<h, Q>();
+            u32 word = fields<h, Q>();
             return make_uint2(levels<F>(word), levels<F>(word >> 16));
         } else {
             return *((const uint2*)block + (((s * 2 + h) * 2 + Q / 2) * 32 + lane) * 2 + Q % 2);
         }
     }
 
-    // Codes of pair i; an odd one's are four bits up.
+    // Codes of pair i; an odd one's are APART bits up.
     template <int h, int Q, int i>
     DEVICE void pair(u32 word, u32& w) const {
-        constexpr int up = 4 * (i & 1), from = 8 * (i / 2);
+        constexpr int up = P::APART * (i & 1), from = 8 * (i / 2);
         if constexpr (F::MAIN == 4) w = word & (0x000f000fu << up);
+        if constexpr (F::MAIN == 3) w = word & (0x00070007u << up);
         if constexpr (F::MAIN == 2 || F::EXTRA == 2) {
             u32 c = F::MAIN == 2 ? main2[h][Q / 2] : extra[h][Q / 2];
             u32 part = shifted<4 + up - from - crumb_at(Q & 1, i & 1)>(c) & (0x00300030u << up);
             w = F::MAIN == 2 ? part : w | part;
         }
         if constexpr (F::EXTRA == 1) {
-            constexpr int to = F::MAIN == 4 ? 4 : 3;
             u32 e = extra[h][0];
-            w |= shifted<to + up - from - bit_at(Q, i & 1)>(e) & (0x00010001u << (to + up));
+            w |= shifted<4 + up - from - bit_at(Q, i & 1)>(e) & (0x00100010u << up);
         }
     }
 
+    // Word Q of the main plane, of 4 or 3 bits.
     template <int h, int Q>
-    DEVICE u32 nibbles() const {
+    DEVICE u32 fields() const {
+        if constexpr (F::MAIN == 3) {
+            if constexpr (Q < 3) return main3[h][Q];
+            return (main3[h][0] >> 6 & 0x03030303u) | (main3[h][2] >> 4 & 0x0c0c0c0cu) |
+                   (main3[h][1] >> 2 & 0x30303030u);
+        }
         return Q == 0 ? main4[h].x : Q == 1 ? main4[h].y : Q == 2 ? main4[h].z : main4[h].w;
     }
 };

@@ -27,10 +27,11 @@ DEVICE void weight_bytes(const Strip<F>& w, u32& low, u32& high) {
         low = v.x, high = v.y;
     } else {
         low = high = 0;
-        if constexpr (F::MAIN == 4) {
-            u32 word = w.template nibbles<h, Q>();
-            low = word & 0x0f0f0f0fu;
-            high = (word >> 4) & 0x0f0f0f0fu;
+        if constexpr (F::MAIN == 4 || F::MAIN == 3) {
+            constexpr u32 mask = F::MAIN == 4 ? 0x0f0f0f0fu : 0x07070707u;
+            u32 word = w.template fields<h, Q>();
+            low = word & mask;
+            high = (word >> F::MAIN) & mask;
         }
         if constexpr (F::MAIN == 2 || F::EXTRA == 2) {
             u32 c = F::MAIN == 2 ? w.main2[h][Q / 2] : w.extra[h][Q / 2];
@@ -38,9 +39,8 @@ DEVICE void weight_bytes(const Strip<F>& w, u32& low, u32& high) {
             high |= shifted<4 - crumb_at(Q & 1, 1)>(c) & 0x30303030u;
         }
         if constexpr (F::EXTRA == 1) {
-            constexpr int to = F::MAIN == 4 ? 4 : 3;
-            low |= shifted<to - bit_at(Q, 0)>(w.extra[h][0]) & (0x01010101u << to);
-            high |= shifted<to - bit_at(Q, 1)>(w.extra[h][0]) & (0x01010101u << to);
+            low |= shifted<4 - bit_at(Q, 0)>(w.extra[h][0]) & 0x10101010u;
+            high |= shifted<4 - bit_at(Q, 1)>(w.extra[h][0]) & 0x10101010u;
         }
     }
 }

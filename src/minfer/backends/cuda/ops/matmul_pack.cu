@@ -105,9 +105,21 @@ DEVICE void pack_strip(u8* block, const u8* at, bool real, int k0, int n_cols, f
                 ((u32*)block)[((s * 2 + h) * 32 + lane) * 4 + J] = word;
             }
         }
+        if constexpr (F::MAIN == 3) {
+            u32 words[4] = {};
+#pragma unroll
+            for (int i = 0; i < 32; i++)
+                words[i / 8] |= q[i] << (8 * (2 * (i & 1) + i % 8 / 4) + 3 * (i / 2 & 1));
+            words[0] |= (words[3] & 0x03030303u) << 6;
+            words[1] |= (words[3] & 0x30303030u) << 2;
+            words[2] |= (words[3] & 0x0c0c0c0cu) << 4;
+#pragma unroll
+            for (int i = 0; i < 3; i++)
+                ((u32*)block)[((s * 3 + i) * 32 + lane) * 2 + h] = words[i];
+        }
         if constexpr (F::MAIN == 2 || F::EXTRA == 2) {
-            // q2_K: the code; q3_K: its upper two bits; q6_K: bits 4 and 5
-            constexpr int shift = F::MAIN == 4 ? 4 : F::EXTRA;
+            // q2_K: the code; q6_K: its upper two bits
+            constexpr int shift = F::MAIN == 4 ? 4 : 0;
             u32* plane = (u32*)(block + (F::MAIN == 2 ? 0 : P::EXTRA_AT));
             u32* out = plane + ((s * 32 + lane) * 2 + h) * 2;
 #pragma unroll
@@ -121,12 +133,10 @@ DEVICE void pack_strip(u8* block, const u8* at, bool real, int k0, int n_cols, f
             }
         }
         if constexpr (F::EXTRA == 1) {
-            // the fifth bit of five; of q3_K the lowest
-            constexpr int shift = F::MAIN == 4 ? 4 : 0;
             u32 word = 0;
 #pragma unroll
             for (int i = 0; i < 32; i++)
-                word |= (q[i] >> shift & 1)
+                word |= (q[i] >> 4)
                         << (bit_at(i / 8, i / 2 & 1) + 8 * (i / 4 & 1) + 16 * (i & 1));
             ((u32*)(block + P::EXTRA_AT))[(s * 32 + lane) * 2 + h] = word;
         }
