@@ -16,7 +16,8 @@
 //   scales  see `Scales`
 // Word J of a row's strip holds weights 8J..8J+7 (4 bits) as pairs i = 0..3: weight 8J+2i in nibble
 // i, weight 8J+2i+1 in nibble i+4, so that a mask leaves two codes in the low bits of two halves.
-// Of 3 bits, words 0 to 2 have weights 8J + (0 4 1 5) in bits 0-2 of their bytes and 8J + (2 6 3 7)
+// Of 2 bits, word J has weights 16J + (0 4 1 5) in bits 0-1 of its bytes and 16J + (2 6 3 7) in bits
+// 4-5; the next eight are two bits up. Of 3 bits, words 0 to 2 have weights 8J + (0 4 1 5) in bits 0-2 of their bytes and 8J + (2 6 3 7)
 // in bits 3-5, and word 3 is in what that leaves (`fields`).
 // Where levels are looked up, and of codes of 8 bits, the order of eight weights is 0 4 1 5 2 6 3 7
 // instead, that of the bytes of `quant_bytes.cuh`. Levels are numbered anew (`packed_code`).
@@ -109,12 +110,12 @@ struct Packed {
     static constexpr int STEP_AT = EXTRA_AT + EXTRA_BYTES;
     static constexpr int D_AT = STEP_AT + STEP_BYTES;
     static constexpr int BYTES = D_AT + D_BYTES;
+    static constexpr u32 MAIN_MASK = (1u << F::MAIN) - 1;
     // Codes alternate between two positions in a half, APART bits apart (CLASSES = 2), or have one.
     static constexpr int CLASSES = F::TABLE || F::MAIN == 8 ? 1 : 2;
     static constexpr int APART = F::MAIN == 3 ? 3 : 4;
-    static constexpr int LOWEST = F::MAIN == 2 ? 4 : 0;  // lower position
     // scales are stored times 2^EXPONENT, which serves the higher position
-    static constexpr int EXPONENT = CLASSES == 1 ? 24 : 24 - APART - LOWEST;
+    static constexpr int EXPONENT = CLASSES == 1 ? 24 : 24 - APART;
     static_assert(BYTES % 16 == 0, "blocks are copied 16 bytes at a time");
 };
 
@@ -329,8 +330,7 @@ struct Strip {
             w[2] = permute(v.x, 0, 0x4341);
             w[3] = permute(v.y, 0, 0x4341);
         } else {
-            u32 word = 0;
-            if constexpr (F::MAIN == 4 || F::MAIN == 3) word = fields<h, Q>();
+            u32 word = fields<h, Q>();
             pair<h, Q, 0>(word, w[0]);
             pair<h, Q, 1>(word, w[1]);
             pair<h, Q, 2>(word >> 8, w[2]);
@@ -353,12 +353,10 @@ struct Strip {
     template <int h, int Q, int i>
     DEVICE void pair(u32 word, u32& w) const {
         constexpr int up = P::APART * (i & 1), from = 8 * (i / 2);
-        if constexpr (F::MAIN == 4) w = word & (0x000f000fu << up);
-        if constexpr (F::MAIN == 3) w = word & (0x00070007u << up);
-        if constexpr (F::MAIN == 2 || F::EXTRA == 2) {
-            u32 c = F::MAIN == 2 ? main2[h][Q / 2] : extra[h][Q / 2];
-            u32 part = shifted<4 + up - from - crumb_at(Q & 1, i & 1)>(c) & (0x00300030u << up);
-            w = F::MAIN == 2 ? part : w | part;
+        w = word & (0x00010001u * (P::MAIN_MASK << up));
+        if constexpr (F::EXTRA == 2) {
+            u32 c = extra[h][Q / 2];
+            w |= shifted<4 + up - from - crumb_at(Q & 1, i & 1)>(c) & (0x00300030u << up);
         }
         if constexpr (F::EXTRA == 1) {
             u32 e = extra[h][0];
@@ -366,9 +364,11 @@ struct Strip {
         }
     }
 
-    // Word Q of the main plane, of 4 or 3 bits.
+    // The main plane's bits of weights 8Q..8Q+7: pairs 0 and 2 in the low bits of bytes, 1 and 3
+    // APART bits up.
     template <int h, int Q>
     DEVICE u32 fields() const {
+        if constexpr (F::MAIN == 2) return main2[h][Q / 2] >> (Q % 2 * 2);
         if constexpr (F::MAIN == 3) {
             if constexpr (Q < 3) return main3[h][Q];
             return (main3[h][0] >> 6 & 0x03030303u) | (main3[h][2] >> 4 & 0x0c0c0c0cu) |

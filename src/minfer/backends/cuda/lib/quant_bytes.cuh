@@ -3,12 +3,9 @@
 // Value of a weight = (byte * scale + summand) * 2^-EXCESS, times the row's factor.
 #include "lib/quant.cuh"
 
-// Integers may sit LOWEST bits up in their byte.
-template <class F>
-constexpr int BYTE_SHIFT = F::MAIN == 2 ? Packed<F>::LOWEST : 0;
 // Scales are stored that much too large, in powers of two, and summands are made so.
 template <class F>
-constexpr int EXCESS = Packed<F>::EXPONENT + BYTE_SHIFT<F>;
+constexpr int EXCESS = Packed<F>::EXPONENT;
 
 DEVICE constexpr float power2_f32(int e) {
     return e < 0 ? 1.0f / (1ull << -e) : (float)(1ull << e);
@@ -26,15 +23,12 @@ DEVICE void weight_bytes(const Strip<F>& w, u32& low, u32& high) {
         uint2 v = w.template bytes<h, Q>();
         low = v.x, high = v.y;
     } else {
-        low = high = 0;
-        if constexpr (F::MAIN == 4 || F::MAIN == 3) {
-            constexpr u32 mask = F::MAIN == 4 ? 0x0f0f0f0fu : 0x07070707u;
-            u32 word = w.template fields<h, Q>();
-            low = word & mask;
-            high = (word >> F::MAIN) & mask;
-        }
-        if constexpr (F::MAIN == 2 || F::EXTRA == 2) {
-            u32 c = F::MAIN == 2 ? w.main2[h][Q / 2] : w.extra[h][Q / 2];
+        constexpr u32 mask = 0x01010101u * Packed<F>::MAIN_MASK;
+        u32 word = w.template fields<h, Q>();
+        low = word & mask;
+        high = word >> Packed<F>::APART & mask;
+        if constexpr (F::EXTRA == 2) {
+            u32 c = w.extra[h][Q / 2];
             low |= shifted<4 - crumb_at(Q & 1, 0)>(c) & 0x30303030u;
             high |= shifted<4 - crumb_at(Q & 1, 1)>(c) & 0x30303030u;
         }
@@ -48,7 +42,7 @@ DEVICE void weight_bytes(const Strip<F>& w, u32& low, u32& high) {
 // Scale and summand of row half h, half strip H.
 template <class F, int h, int H>
 DEVICE void weight_factors(const Strip<F>& w, float& scale, float& summand) {
-    constexpr float zero = -(float)(F::ZERO << BYTE_SHIFT<F>);
+    constexpr float zero = -(float)F::ZERO;
     if constexpr (F::SCALES == Scales::HALF) {
         scale = h ? high_f32(w.steps[0]) : low_f32(w.steps[0]);
         summand = zero * scale;

@@ -117,17 +117,22 @@ DEVICE void pack_strip(u8* block, const u8* at, bool real, int k0, int n_cols, f
             for (int i = 0; i < 3; i++)
                 ((u32*)block)[((s * 3 + i) * 32 + lane) * 2 + h] = words[i];
         }
-        if constexpr (F::MAIN == 2 || F::EXTRA == 2) {
-            // q2_K: the code; q6_K: its upper two bits
-            constexpr int shift = F::MAIN == 4 ? 4 : 0;
-            u32* plane = (u32*)(block + (F::MAIN == 2 ? 0 : P::EXTRA_AT));
-            u32* out = plane + ((s * 32 + lane) * 2 + h) * 2;
+        if constexpr (F::MAIN == 2) {
+            u32 words[2] = {};
+#pragma unroll
+            for (int i = 0; i < 32; i++)
+                words[i / 16] |= q[i] << (8 * (2 * (i & 1) + i % 8 / 4) + 4 * (i / 2 & 1) +
+                                          2 * (i / 8 & 1));
+            *((uint2*)block + (s * 32 + lane) * 2 + h) = make_uint2(words[0], words[1]);
+        }
+        if constexpr (F::EXTRA == 2) {
+            u32* out = (u32*)(block + P::EXTRA_AT) + ((s * 32 + lane) * 2 + h) * 2;
 #pragma unroll
             for (int H = 0; H < 2; H++) {
                 u32 word = 0;
 #pragma unroll
                 for (int i = 0; i < 16; i++)
-                    word |= (q[16 * H + i] >> shift & 3)
+                    word |= (q[16 * H + i] >> 4)
                             << (crumb_at(i / 8, i / 2 & 1) + 8 * (i / 4 & 1) + 16 * (i & 1));
                 out[H] = word;
             }
