@@ -16,11 +16,11 @@
 //   scales  see `Scales`
 // Word J of a row's strip holds weights 8J..8J+7 (4 bits) as pairs i = 0..3: weight 8J+2i in nibble
 // i, weight 8J+2i+1 in nibble i+4, so that a mask leaves two codes in the low bits of two halves.
-// Of 2 bits, word J has weights 16J + (0 4 1 5) in bits 0-1 of its bytes and 16J + (2 6 3 7) in bits
-// 4-5; the next eight are two bits up. Of 3 bits, words 0 to 2 have weights 8J + (0 4 1 5) in bits 0-2 of their bytes and 8J + (2 6 3 7)
-// in bits 3-5, and word 3 is in what that leaves (`fields`).
-// Where levels are looked up, and of codes of 8 bits, the order of eight weights is 0 4 1 5 2 6 3 7
-// instead, that of the bytes of `quant_bytes.cuh`. Levels are numbered anew (`packed_code`).
+// Of 2 bits, bytes of word J have weights 16J + (0 4 1 5) in bits 0-1 and 16J + (2 6 3 7) in bits
+// 4-5; the next eight are two bits up. Of 3 bits, bytes of words 0 to 2 have weights 8J + (0 4 1 5)
+// in bits 2-4 and 8J + (2 6 3 7) in bits 5-7; word 3 is in what that leaves (`fields`). Where levels
+// are looked up, and of codes of 8 bits, the order of eight weights is 0 4 1 5 2 6 3 7, that of the
+// bytes of `quant_bytes.cuh`. Levels are numbered anew (`packed_code`).
 //
 // NUMBERS. A code in the low bits of a half is the subnormal code * 2^-24, which one fma2 turns
 // into code * scale + minimum, rounded once. Scales are therefore stored times 2^24 (or 2^20 for
@@ -114,8 +114,9 @@ struct Packed {
     // Codes alternate between two positions in a half, APART bits apart (CLASSES = 2), or have one.
     static constexpr int CLASSES = F::TABLE || F::MAIN == 8 ? 1 : 2;
     static constexpr int APART = F::MAIN == 3 ? 3 : 4;
+    static constexpr int LOWEST = F::MAIN == 3 ? 2 : 0;  // the lower position
     // scales are stored times 2^EXPONENT, which serves the higher position
-    static constexpr int EXPONENT = CLASSES == 1 ? 24 : 24 - APART;
+    static constexpr int EXPONENT = CLASSES == 1 ? 24 : 24 - APART - LOWEST;
     static_assert(BYTES % 16 == 0, "blocks are copied 16 bytes at a time");
 };
 
@@ -353,7 +354,7 @@ struct Strip {
     template <int h, int Q, int i>
     DEVICE void pair(u32 word, u32& w) const {
         constexpr int up = P::APART * (i & 1), from = 8 * (i / 2);
-        w = word & (0x00010001u * (P::MAIN_MASK << up));
+        w = word & (0x00010001u * (P::MAIN_MASK << (P::LOWEST + up)));
         if constexpr (F::EXTRA == 2) {
             u32 c = extra[h][Q / 2];
             w |= shifted<4 + up - from - crumb_at(Q & 1, i & 1)>(c) & (0x00300030u << up);
@@ -364,15 +365,15 @@ struct Strip {
         }
     }
 
-    // The main plane's bits of weights 8Q..8Q+7: pairs 0 and 2 in the low bits of bytes, 1 and 3
-    // APART bits up.
+    // The main plane's bits of weights 8Q..8Q+7: of each byte, those of pairs 0 and 2 from bit LOWEST
+    // on, those of 1 and 3 APART bits up.
     template <int h, int Q>
     DEVICE u32 fields() const {
         if constexpr (F::MAIN == 2) return main2[h][Q / 2] >> (Q % 2 * 2);
         if constexpr (F::MAIN == 3) {
             if constexpr (Q < 3) return main3[h][Q];
-            return (main3[h][0] >> 6 & 0x03030303u) | (main3[h][2] >> 4 & 0x0c0c0c0cu) |
-                   (main3[h][1] >> 2 & 0x30303030u);
+            return (main3[h][0] << 2 & 0x0c0c0c0cu) | (main3[h][1] << 4 & 0x30303030u) |
+                   (main3[h][2] << 6 & 0xc0c0c0c0u);
         }
         return Q == 0 ? main4[h].x : Q == 1 ? main4[h].y : Q == 2 ? main4[h].z : main4[h].w;
     }

@@ -3,9 +3,13 @@
 // Value of a weight = (byte * scale + summand) * 2^-EXCESS, times the row's factor.
 #include "lib/quant.cuh"
 
+// Integers of 2, 3 and 4 bits sit in the upper bits of their bytes: shifts to the left are products,
+// which have a pipe of their own, while shifts to the right wait for that of logic.
+template <class F>
+constexpr int BYTE_SHIFT = F::MAIN <= 4 && F::EXTRA == 0 && !F::TABLE ? 8 - F::MAIN : 0;
 // Scales are stored that much too large, in powers of two, and summands are made so.
 template <class F>
-constexpr int EXCESS = Packed<F>::EXPONENT;
+constexpr int EXCESS = Packed<F>::EXPONENT + BYTE_SHIFT<F>;
 
 DEVICE constexpr float power2_f32(int e) {
     return e < 0 ? 1.0f / (1ull << -e) : (float)(1ull << e);
@@ -23,10 +27,11 @@ DEVICE void weight_bytes(const Strip<F>& w, u32& low, u32& high) {
         uint2 v = w.template bytes<h, Q>();
         low = v.x, high = v.y;
     } else {
-        constexpr u32 mask = 0x01010101u * Packed<F>::MAIN_MASK;
+        constexpr int up = BYTE_SHIFT<F> - Packed<F>::LOWEST;
+        constexpr u32 mask = 0x01010101u * (Packed<F>::MAIN_MASK << BYTE_SHIFT<F>);
         u32 word = w.template fields<h, Q>();
-        low = word & mask;
-        high = word >> Packed<F>::APART & mask;
+        low = shifted<up>(word) & mask;
+        high = shifted<up - Packed<F>::APART>(word) & mask;
         if constexpr (F::EXTRA == 2) {
             u32 c = w.extra[h][Q / 2];
             low |= shifted<4 - crumb_at(Q & 1, 0)>(c) & 0x30303030u;
@@ -42,7 +47,7 @@ DEVICE void weight_bytes(const Strip<F>& w, u32& low, u32& high) {
 // Scale and summand of row half h, half strip H.
 template <class F, int h, int H>
 DEVICE void weight_factors(const Strip<F>& w, float& scale, float& summand) {
-    constexpr float zero = -(float)F::ZERO;
+    constexpr float zero = -(float)(F::ZERO << BYTE_SHIFT<F>);
     if constexpr (F::SCALES == Scales::HALF) {
         scale = h ? high_f32(w.steps[0]) : low_f32(w.steps[0]);
         summand = zero * scale;

@@ -109,10 +109,10 @@ DEVICE void pack_strip(u8* block, const u8* at, bool real, int k0, int n_cols, f
             u32 words[4] = {};
 #pragma unroll
             for (int i = 0; i < 32; i++)
-                words[i / 8] |= q[i] << (8 * (2 * (i & 1) + i % 8 / 4) + 3 * (i / 2 & 1));
-            words[0] |= (words[3] & 0x03030303u) << 6;
-            words[1] |= (words[3] & 0x30303030u) << 2;
-            words[2] |= (words[3] & 0x0c0c0c0cu) << 4;
+                words[i / 8] |= q[i] << (8 * (2 * (i & 1) + i % 8 / 4) + 3 * (i / 2 & 1) + 2);
+            words[0] |= words[3] >> 2 & 0x03030303u;
+            words[1] |= words[3] >> 4 & 0x03030303u;
+            words[2] |= words[3] >> 6 & 0x03030303u;
 #pragma unroll
             for (int i = 0; i < 3; i++)
                 ((u32*)block)[((s * 3 + i) * 32 + lane) * 2 + h] = words[i];
