@@ -17,8 +17,8 @@
 // Word J of a row's strip holds weights 8J..8J+7 (4 bits) as pairs i = 0..3: weight 8J+2i in nibble
 // i, weight 8J+2i+1 in nibble i+4, so that a mask leaves two codes in the low bits of two halves.
 // Of 2 bits, bytes of word J have weights 16J + (0 4 1 5) in bits 0-1 and 16J + (2 6 3 7) in bits
-// 4-5; the next eight are two bits up. Of 3 bits, bytes of words 0 to 2 have weights 8J + (0 4 1 5)
-// in bits 2-4 and 8J + (2 6 3 7) in bits 5-7; word 3 is in what that leaves (`fields`). Where levels
+// 4-5; the next eight are two bits up. Of 3 bits, bytes of words 0-2 have weights 8J + (0 4 1 5) in
+// bits 2-4 and 8J + (2 6 3 7) in bits 5-7; word 3 is in what that leaves (`fields`). Where levels
 // are looked up, and of codes of 8 bits, the order of eight weights is 0 4 1 5 2 6 3 7, that of the
 // bytes of `quant_bytes.cuh`. Levels are numbered anew (`packed_code`).
 //
@@ -275,16 +275,20 @@ struct Strip {
             f16x2 both = mul2(bytes_to_f16(mine, 0, 1, 0x64806480u), d[0]);
             scale = h ? high_twice(both) : low_twice(both);
         } else if constexpr (F::SCALES == Scales::STEP_MIN) {
-            f16x2 both;
             if constexpr (F::GROUP == 32) {
-                both = bytes_to_f16(steps[0], 2 * h, 2 * h + 1, 0x64006400u);
-            } else {
-                u32 step = steps[0] >> (8 * (2 * h + H));
-                both = sub2((step & 15u) | ((step & 0xf0u) << 12) | 0x64006400u, 0x64006400u);
+                f16x2 both = bytes_to_f16(steps[0], 2 * h, 2 * h + 1, 0x64006400u);
+                both = mul2(both, d[h]);
+                scale = low_twice(both);
+                summand = mul2(high_twice(both), power2(-MIN_EXPONENT));
+            } else {  // of both half strips
+                u32 low = steps[0] & 0x0f0f0f0fu, high = steps[0] >> 4 & 0x0f0f0f0fu;
+                f16x2 scales = bytes_to_f16(low, 2 * h, 2 * h + 1, 0x64006400u);
+                f16x2 summands = bytes_to_f16(high, 2 * h, 2 * h + 1, 0x64006400u);
+                scales = mul2(scales, low_twice(d[h]));
+                summands = mul2(mul2(summands, high_twice(d[h])), power2(-MIN_EXPONENT));
+                scale = H ? high_twice(scales) : low_twice(scales);
+                summand = H ? high_twice(summands) : low_twice(summands);
             }
-            both = mul2(both, d[h]);
-            scale = low_twice(both);
-            summand = mul2(high_twice(both), power2(-MIN_EXPONENT));
             return;
         }
         if constexpr (F::SCALES != Scales::NONE) {
@@ -365,8 +369,8 @@ struct Strip {
         }
     }
 
-    // The main plane's bits of weights 8Q..8Q+7: of each byte, those of pairs 0 and 2 from bit LOWEST
-    // on, those of 1 and 3 APART bits up.
+    // The main plane's bits of weights 8Q..8Q+7: in each byte, those of pairs 0 and 2 from bit
+    // LOWEST on, those of 1 and 3 APART bits up.
     template <int h, int Q>
     DEVICE u32 fields() const {
         if constexpr (F::MAIN == 2) return main2[h][Q / 2] >> (Q % 2 * 2);

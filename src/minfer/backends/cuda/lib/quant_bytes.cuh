@@ -3,7 +3,7 @@
 // Value of a weight = (byte * scale + summand) * 2^-EXCESS, times the row's factor.
 #include "lib/quant.cuh"
 
-// Integers of 2, 3 and 4 bits sit in the upper bits of their bytes: shifts to the left are products,
+// Integers of 2 to 4 bits sit in the upper bits of their bytes: shifts to the left are products,
 // which have a pipe of their own, while shifts to the right wait for that of logic.
 template <class F>
 constexpr int BYTE_SHIFT = F::MAIN <= 4 && F::EXTRA == 0 && !F::TABLE ? 8 - F::MAIN : 0;
