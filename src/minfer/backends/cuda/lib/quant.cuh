@@ -146,7 +146,8 @@ DEVICE constexpr u32 renumber(u32 code) {
 // The packed number of a file's code. The zero that E2M1 has below zero becomes the other one.
 template <class F>
 DEVICE constexpr u32 packed_code(u32 code) {
-    return renumber(level<F>(code) == F::ZERO ? 0 : code);
+    constexpr bool two_zeros = level<F>(0) == F::ZERO && level<F>(8) == F::ZERO;
+    return renumber(two_zeros && code == 8 ? 0 : code);
 }
 
 // Entries of the two tables.
