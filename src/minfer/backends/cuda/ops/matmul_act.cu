@@ -3,9 +3,9 @@
 // What: matmul_act writes x * 2^-ACT_SHIFT, matmul_act_normed the same of x / rms(x) * norm.
 // Layouts: x f32 [n_rows][K]; norm f32 [K]; out chunked halves of padded_rows rows, zeros in those
 //   that are not there and past K.
-// Who: matmul_act: a thread 8 values, one vector of the output. matmul_act_normed: a block a row, which stays in registers
-//   between the sum of its squares and its end; the norm's weights come before the wait for the
-//   kernel before.
+// Who: matmul_act: a thread 8 values, one vector of the output. matmul_act_normed: a block a row,
+//   which stays in registers between the sum of its squares and its end; the norm's weights come
+//   before the wait for the kernel before.
 // Floor: 6 bytes a value; of few rows, the latency of memory once.
 // Limits: K a multiple of 8; where it is normed, at most 8 * THREADS * PER, and up to 28,672
 //   without spilled registers.
