@@ -13,7 +13,7 @@
 
 namespace minfer {
 
-// y = x / sqrt(mean(x^2) + eps) * weight + residual, over `groups` groups of `width` features a row.
+// y = x / sqrt(mean(x^2) + eps) * weight + residual, over `groups` of `width` features a row.
 struct RmsNormArgs {
     Rows rows;
     const float* x;

@@ -191,6 +191,11 @@ def batches(group: Group, columns: int, ranks: int, facts: Facts) -> Iterator[Ba
                 cluster = facts.hopper and ranks > 1
                 in_place = sums <= operands or (ranks > 1 and not cluster)  # of the operands
                 shared = 1024 + operands + 8 * (warps * stages + 2 * x_stages)
+                if facts.hopper:
+                    # Blocks start before the launch before ends, on multiprocessors that are free.
+                    # Where two found room, some multiprocessors got two and others none: 35 us in
+                    # place of 26.
+                    shared = max(shared, facts.shared_limit // 2 + 1024)
                 if shared <= facts.shared_limit and in_place:
                     yield Batch(
                         columns, warps, tiles, stages, x_stages, ranks, cluster, grid, shared

@@ -4,8 +4,9 @@
 // Who:     rms_norm: a block of THREADS threads a group, the group held in registers between the
 //          two uses. head_norm: a warp a group, for groups of at most 256 (query and key heads).
 // Floor:   8 bytes a value, 12 with a residual.
-// Numerics: f32, bit for bit the norm, then the sum; the order of the sum depends on WIDTH alone, so a row never depends on others.
-//          head_norm is bit for bit what `qkv.cu` computes in its epilogue.
+// Numerics: f32, bit for bit the norm, then the residual; the order of the squares' sum depends on
+//          WIDTH alone, so a row never depends on others. head_norm is bit for bit what `qkv.cu`
+//          computes in its epilogue.
 // Macros:  WIDTH, THREADS.
 #include "lib/heads.cuh"
 
