@@ -192,10 +192,7 @@ def batches(group: Group, columns: int, ranks: int, facts: Facts) -> Iterator[Ba
                 in_place = sums <= operands or (ranks > 1 and not cluster)  # of the operands
                 shared = 1024 + operands + 8 * (warps * stages + 2 * x_stages)
                 if facts.hopper:
-                    # Blocks start before the launch before ends, on multiprocessors that are free.
-                    # Where two found room, some multiprocessors got two and others none: 35 us in
-                    # place of 26.
-                    shared = max(shared, facts.shared_limit // 2 + 1024)
+                    shared = max(shared, _alone(facts))
                 if shared <= facts.shared_limit and in_place:
                     yield Batch(
                         columns, warps, tiles, stages, x_stages, ranks, cluster, grid, shared
@@ -220,6 +217,15 @@ def batch_cost(group: Group, variant: Batch, facts: Facts) -> float:
         partial = 8.0 * variant.ranks * variant.columns * group.n_rows
         cost += 3000 + partial / facts.n_sms / 19.5
     return cost
+
+
+def _alone(facts: Facts) -> int:
+    """Bytes of shared memory with which a block has a multiprocessor to itself.
+
+    Blocks start before the launch before ends, on multiprocessors that are free. Where two found
+    room, some multiprocessors got two and others none: 35 us in place of 26.
+    """
+    return facts.shared_limit // 2 + 1024
 
 
 def _at_once(ranks: int, n_sms: int) -> int:
@@ -289,6 +295,7 @@ def hopper_batches(group: Group, columns: int, facts: Facts) -> Iterator[HopperB
             operands = x_stages * columns * PIECE + warps * stages * piece_bytes(group)
             sums = 4 * columns * (matmul_pack.TILE * warps + 4)
             shared = 1024 + operands + 8 * (warps * stages + x_stages) + 4 * x_stages
+            shared = max(shared, _alone(facts))
             if shared <= facts.shared_limit and sums <= operands:
                 yield HopperBatch(columns, groups, stages, x_stages, ranks, grid, shared)
                 break
