@@ -204,8 +204,8 @@ DEVICE u32 shifted(u32 x) {  // left by N, right by -N
     return N < 0 ? x >> -N : x << N;
 }
 
-// What a lane has read of a strip, whatever the type: rows g and g+8, 32 weights each. Codes of 8
-// and 16 bits stay in the block until they expand.
+// What a lane has read of a strip: rows g and g+8, 32 weights each. Codes of 8 and 16 bits stay in
+// the block until they expand. It has no type, to outlive a branch on one (`segments.cuh`).
 struct StripWords {
     const u8* block;
     int s, lane;
@@ -217,7 +217,7 @@ struct StripWords {
     u32 d[2];
 };
 
-// The same with its type.
+// The same, of a weight of type F.
 template <class F>
 struct Strip : StripWords {
     using P = Packed<F>;
