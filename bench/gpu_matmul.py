@@ -103,6 +103,7 @@ class Bench:
             weights=lambda key: 0,
             states={},
             norms={},
+            projections={},
             constant=lambda array: 0,
             halves=lambda key: 0,
             scratch=self._scratch,

@@ -9,10 +9,11 @@ from minfer.backends import Split
 from minfer.backends.cuda.device import Facts
 from minfer.backends.cuda.kv import KVState
 from minfer.backends.cuda.launch import Launch, check_geometry, convert_args
-from minfer.backends.cuda.ops import OPS
+from minfer.backends.cuda.ops import OPS, lowered
 from minfer.backends.cuda.ops.base import Context
+from minfer.backends.cuda.ops.qkv import melting_projections
 from minfer.backends.melt import melting_norms
-from minfer.graph import Graph, Node
+from minfer.graph import Graph
 from minfer.scheduler import Plan
 from minfer.settings import Settings
 
@@ -26,53 +27,47 @@ CARDS = [
 
 
 def lower(graph: Graph, facts: Facts = H200, **settings: Any) -> list[Launch]:
-    """Every node's launches, over made-up addresses, checked as the device would."""
-    nodes = tuple(node.id for node in graph.nodes if node.op != "input")
-    return _lower(
-        graph, nodes, {node.id: 256 * node.id for node in graph.nodes}, {}, facts, settings
-    )
+    """Every node's launches, over made-up addresses, checked as the device would; nothing melts."""
+    launches: list[Launch] = []
+    offsets = {node.id: 256 * node.id for node in graph.nodes}
+    for node in graph.nodes:
+        if node.op != "input":
+            launches += _lower(Split(graph, (node.id,), offsets), facts, settings)
+    return launches
 
 
 def lower_plan(plan: Plan, facts: Facts = H200, **settings: Any) -> list[Launch]:
     """The launches of a plan's splits on the GPU, as the backend would make them."""
     launches: list[Launch] = []
-    offsets = plan.offsets["cuda"]
     for segment in plan.segments:
         if segment.backend == "cuda":
-            norms = melting_norms(Split(plan.graph, segment.nodes, offsets))
-            nodes = tuple(i for i in segment.nodes if i not in norms)
-            launches += _lower(plan.graph, nodes, offsets, norms, facts, settings)
+            split = Split(plan.graph, segment.nodes, plan.offsets["cuda"])
+            launches += _lower(split, facts, settings)
     return launches
 
 
-def _lower(
-    graph: Graph,
-    nodes: tuple[int, ...],
-    offsets: Mapping[int, int],
-    norms: Mapping[int, Node],
-    facts: Facts,
-    settings: Mapping[str, Any],
-) -> list[Launch]:
+def _lower(split: Split, facts: Facts, settings: Mapping[str, Any]) -> list[Launch]:
+    graph = split.graph
     context = Context(
         graph=graph,
         facts=facts,
         settings=Settings(**settings),
         base=1 << 32,
-        offsets=offsets,
+        offsets=split.offsets,
         weights=lambda key: 1 << 36,
         states={name: KVState(spec, 1 << 34) for name, spec in graph.states.items()},
-        norms=norms,
+        norms=melting_norms(split),
+        projections=melting_projections(split),
         constant=lambda array: 1 << 35,
         halves=lambda key: (1 << 39) * int(settings.get("cuda_halves", False)),
         scratch=lambda nbytes, name="work": 1 << 37,
         counters=lambda count: 1 << 38,
     )
     launches: list[Launch] = []
-    for index in nodes:
-        node = graph.nodes[index]
+    for node, made in lowered(split.nodes, context):
         reason = OPS[node.op].supports(node, graph)
         assert reason is None, reason
-        launches += OPS[node.op].lower(node, context)
+        launches += made
     for launch in launches:
         convert_args(launch)
         check_geometry(launch, facts.shared_limit)

@@ -59,6 +59,7 @@ class Bench:
             weights=self.store.address,
             states={},
             norms={},
+            projections={},
             constant=lambda array: 0,
             halves=lambda key: 0,
             scratch=lambda nbytes: self.scratch,

@@ -20,6 +20,7 @@ from minfer.backends.cuda.device import Device
 from minfer.backends.cuda.kv import ELEMENT_BYTES, KVState
 from minfer.backends.cuda.ops import OPS, lowered
 from minfer.backends.cuda.ops.base import COUNTERS_BYTES, Context, Store, halves_key
+from minfer.backends.cuda.ops.qkv import melting_projections
 from minfer.backends.cuda.program import Counters, Program
 from minfer.backends.melt import melting_norms
 from minfer.errors import BackendError, ClosedError, GraphError
@@ -228,6 +229,7 @@ class CudaBackend:
             weights=self._store.address,
             states=self._states,
             norms=melting_norms(split),
+            projections=melting_projections(split),
             constant=self._constant,
             halves=lambda key: self._store.find(halves_key(key)),
             scratch=self._take_scratch,

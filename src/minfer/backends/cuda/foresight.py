@@ -17,6 +17,7 @@ from minfer.backends.cuda.kv import KVState
 from minfer.backends.cuda.launch import Launch
 from minfer.backends.cuda.ops import OPS, lowered
 from minfer.backends.cuda.ops.base import COUNTERS_BYTES, Context, Store
+from minfer.backends.cuda.ops.qkv import melting_projections
 from minfer.backends.melt import melting_norms
 from minfer.graph import Node
 from minfer.settings import Settings
@@ -114,6 +115,7 @@ def _lowered(
         weights=lambda key: 0,
         states={name: KVState(spec, 0) for name, spec in split.graph.states.items()},
         norms=melting_norms(split),
+        projections=melting_projections(split),
         constant=ledger.constant,
         halves=lambda key: int(settings.cuda_halves),
         scratch=ledger.take,

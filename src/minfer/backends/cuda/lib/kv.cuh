@@ -8,6 +8,12 @@
 constexpr int PAGE = 64;
 constexpr int KV_F32 = 0, KV_F16 = 1, KV_Q8_0 = 2;
 
+// The planes of a state.
+struct Planes {
+    u8 *k, *v;
+    f16 *k_scales, *v_scales;
+};
+
 DEVICE constexpr int scale_group(int hd) { return hd % 32 == 0 ? 32 : 16; }
 
 DEVICE i64 kv_block(int page, int kv_head, int n_kv_heads) {

@@ -29,16 +29,28 @@ struct Walk {
 
 // A work item, and the warp's first walk.
 struct Item {
-    int row, part, tile, kv_head, heads;
+    int row, part, tile, kv_head, head, heads;  // the first of its query heads, how many
     Span span;
     Walk walk;
     int at;  // of its first head in q and y
+    int newest;  // keys from this one on may be stored in this step
+
+    // The keys of its part, as far as there are so many.
+    DEVICE int first_key() const {
+        return (span.first_page + part * span.pages_each) * PAGE;
+    }
+    DEVICE int end_key() const { return first_key() + span.pages_each * PAGE; }
+
+    // Whether the walk's first keys are that new.
+    DEVICE bool ends_new() const {
+        return !walk.done() && walk.page * PAGE + walk.local + KEYS > newest;
+    }
 };
 
 // What finding items takes.
 struct Plan {
     const i32 *positions, *seqs, *page_table;
-    int rows, n_kv_heads, max_pages, window;
+    int rows, n_kv_heads, max_pages, window, new_keys;
 };
 
 DEVICE Span span_of(int position, int window) {

@@ -127,6 +127,7 @@ class Context:
         weights: resident weights: key -> address.
         states: KV states by name.
         norms: norms that become part of their readers, by node id.
+        projections: `fused_qkv` nodes that leave to their reader what follows the product, by id.
         settings: the A/B switches.
         constant: makes an array of constants resident, answers its address.
         halves: address of resident weights as halves, by their key; 0 where there are none.
@@ -144,6 +145,7 @@ class Context:
     weights: Callable[[Hashable], int]
     states: Mapping[str, KVState]
     norms: Mapping[int, Node]
+    projections: Mapping[int, Node]
     constant: Callable[[NDArray[np.generic]], int]
     halves: Callable[[tuple[str, ...]], int]
     scratch: Scratch
