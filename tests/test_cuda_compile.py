@@ -46,7 +46,7 @@ CONTAINS = (
 """Kernel, architectures, and the instructions without which it would be slow there."""
 
 
-SPILLS = re.compile(r"attention_decode\.cu .*HD=256 KV=2.* spills: ([48]|[123][0-9]|40) bytes")
+SPILLS = re.compile(r"attention_decode\.cu .*HD=256 KV=2.* spills: ([48]|[12][0-9]|32) bytes")
 """What is let through: some counters, on sm_90a, of heads of 256 over q8_0."""
 
 

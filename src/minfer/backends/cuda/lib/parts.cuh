@@ -52,10 +52,22 @@ DEVICE bool arrive(u32* counter, int parts) {
     return arrived == parts - 1;
 }
 
-// Combine the records of all parts of a row and tile.
+// Combine the records of all parts of a row and tile. Their outputs are asked for before the
+// weights are known, and many at a time.
 DEVICE void combine(Sums& sums, int heads, int parts, const float* records, float* y) {
     static_assert(SPLITS <= 2 * WARP, "a lane weighs two parts");
-    int lane = threadIdx.x % WARP;
+    constexpr int MANY = 16;
+    int lane = threadIdx.x % WARP, n = heads * HD / 4, e = threadIdx.x;
+    float4 x[MANY];
+    auto ask = [&](int first) {
+#pragma unroll
+        for (int i = 0; i < MANY; i++) {
+            x[i] = make_float4(0, 0, 0, 0);
+            if (e < n && first + i < parts)
+                x[i] = __ldcg((const float4*)(records + (first + i) * RECORD) + e);
+        }
+    };
+    ask(0);
     for (int h = threadIdx.x / WARP; h < heads; h += WARPS) {
         float top[2], total[2], weight[2], sum = 0.0f;
 #pragma unroll
@@ -76,13 +88,18 @@ DEVICE void combine(Sums& sums, int heads, int parts, const float* records, floa
         if (lane == 0) sums.inverse[h] = 1.0f / sum;
     }
     __syncthreads();
-    for (int e = threadIdx.x; e < heads * HD / 4; e += THREADS) {
+    while (e < n) {
         int h = e * 4 / HD;
         float4 out = make_float4(0, 0, 0, 0);
-#pragma unroll 16
-        for (int s = 0; s < parts; s++)
-            add_scaled(out, __ldcg((const float4*)(records + s * RECORD) + e),
-                       sums.weights[h][s]);
+#pragma unroll 1
+        for (int first = 0; first < parts; first += MANY) {
+            if (first) ask(first);
+#pragma unroll
+            for (int i = 0; i < MANY; i++)
+                if (first + i < parts) add_scaled(out, x[i], sums.weights[h][first + i]);
+        }
         ((float4*)y)[e] = scaled(out, sums.inverse[h]);
+        e += THREADS;
+        ask(0);
     }
 }

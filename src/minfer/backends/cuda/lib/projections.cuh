@@ -34,10 +34,10 @@ struct Projections {
         rotation.rotate<NEOX>(mine);
     }
 
-    // Store a row's key and value of a KV head, by way of `mine` in shared memory; nothing for a
-    // row without a cell.
-    DEVICE void store(float* mine, int row, int kv_head, const Rotation<ROTATED>& rotation,
-                      const Planes& planes) const {
+    // Store a row's key and value of a KV head, by way of two heads in shared memory, which hold
+    // them packed after that; they may be the same one. A row without a cell stores nothing.
+    DEVICE void store(float* key, float* value, int row, int kv_head,
+                      const Rotation<ROTATED>& rotation, const Planes& planes) const {
         Head<HD> k, v;
         k.load(head(row, n_heads + kv_head));
         v.load(head(row, n_heads + n_kv_heads + kv_head));
@@ -46,15 +46,15 @@ struct Projections {
         i64 block = kv_block(cell / PAGE, kv_head, n_kv_heads);
         if (BIAS) k.add(k_bias + kv_head * HD);
         if (NORM) k.norm(k_norm, eps);
-        k.write(mine);
+        k.write(key);
         __syncwarp();
-        rotation.rotate<NEOX>(mine);
-        store_head<HD, KV>(mine, planes.k, planes.k_scales, block, cell % PAGE);
+        rotation.rotate<NEOX>(key);
+        store_head<HD, KV>(key, planes.k, planes.k_scales, block, cell % PAGE);
         __syncwarp();
         if (BIAS) v.add(v_bias + kv_head * HD);
-        v.write(mine);
+        v.write(value);
         __syncwarp();
-        store_head<HD, KV>(mine, planes.v, planes.v_scales, block, cell % PAGE);
+        store_head<HD, KV>(value, planes.v, planes.v_scales, block, cell % PAGE);
         __syncwarp();
     }
 };

@@ -33,7 +33,7 @@ struct Item {
     Span span;
     Walk walk;
     int at;  // of its first head in q and y
-    int newest;  // keys from this one on may be stored in this step
+    int newest;  // keys from this one on may be stored in this step, by others
 
     // The keys of its part, as far as there are so many.
     DEVICE int first_key() const {
@@ -49,7 +49,7 @@ struct Item {
 
 // What finding items takes.
 struct Plan {
-    const i32 *positions, *seqs, *page_table;
+    const i32* page_table;
     int rows, n_kv_heads, max_pages, window, new_keys;
 };
 

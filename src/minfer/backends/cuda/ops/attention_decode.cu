@@ -23,9 +23,10 @@
 // Overlap: positions, seqs and the page table are inputs of the step, and only a row's last
 //          `new_keys` keys may be stored in this step; so the first pieces are fetched before the
 //          kernel before ends, and again if they are that new. If PROJECTED, an item stores the
-//          keys and values of this step that it reads, and only those are fetched again, behind a
-//          barrier. Items that share them (rows of one sequence, tiles of a group) store the same
-//          bytes, so it does not matter whose a read finds.
+//          keys and values of this step that it reads; behind a barrier its row's own are taken
+//          from shared memory, those of the sequence's other rows fetched again. Items that share
+//          them (rows of one sequence, tiles of a group) store the same bytes, so it does not
+//          matter whose a read finds.
 // Floor:   bytes of the keys and values once.
 // Limits:  HD a multiple of 16 up to 256; any GROUP; at most 64 rows a launch. If PROJECTED, all
 //          rows of the step are single ones of this launch.
@@ -46,21 +47,13 @@
 #define BIAS 0
 #define NORM 0
 #endif
+#include "lib/held.cuh"
 #include "lib/parts.cuh"
-#include "lib/pieces.cuh"
 #include "lib/projections.cuh"
 
 constexpr int MAX_ROWS = 64, WALKS = STRANDS / WARPS;  // a warp's
 constexpr int HEAD_TILES = (GROUP + TILE - 1) / TILE;
-constexpr int CHUNKS = (HD + 31) / 32;  // of 32 head features for K, the last may be 16
-constexpr int BANDS = HD / 64 + HD % 64 / 32 + HD % 32 / 16;  // of 64, then 32, then 16 for V
 constexpr bool EARLY = HD <= 128 && !PRECISE;  // registers hold keys and values on their way
-
-DEVICE constexpr int chunk_values(int c) { return HD - 32 * c >= 32 ? 8 : 4; }  // a lane's
-DEVICE constexpr int band_values(int b) {
-    return b < HD / 64 ? 8 : b == HD / 64 && HD % 64 >= 32 ? 4 : 2;
-}
-DEVICE constexpr int band_start(int b) { return b <= HD / 64 ? 64 * b : HD / 32 * 32; }
 
 // Where an item's results go: its row and tile, its part of how many, its heads, the first in y.
 struct Place {
@@ -71,56 +64,13 @@ struct Shared {
     uint4 q[2][CHUNKS][2][WARP];  // of two items: upper halves and rest, as the lanes' A fragments
     Sums sums;
     __align__(16) float heads[WARPS][HD];  // the one that a warp has in hand
-    int first_item[MAX_ROWS + 1];
+    __align__(16) float own[2][2][EARLY ? HD : 4];  // of two items: a row's key and value, packed
+    int positions[MAX_ROWS], seqs[MAX_ROWS], first_item[MAX_ROWS + 1];
     int last;
     Place places[2];  // of an item and of the one before
     Item items[2][WARPS];  // this and the next, as each warp sees them: registers are short
     Plan plan;
 };
-
-// The lane's pieces of 16 keys (tiles j of 8: key 8j + g), and of their values (keys 2t, 2t + 1,
-// 2t + 8, 2t + 9).
-struct Keys {
-    Raw piece[2][CHUNKS];
-};
-struct Vals {
-    Raw piece[BANDS][4];
-};
-
-DEVICE void fetch_keys(Keys& k, const Planes& planes, const Walk& w) {
-    int g = threadIdx.x % WARP / 4, t = threadIdx.x % 4;
-#pragma unroll
-    for (int j = 0; j < 2; j++)
-#pragma unroll
-        for (int c = 0; c < CHUNKS; c++) {
-            int key = w.local + 8 * j + g;
-            bool valid = !w.done() && w.seen(8 * j + g);
-            if (chunk_values(c) == 8)
-                fetch<8>(k.piece[j][c], planes.k, planes.k_scales, w.block, key, 32 * c + 8 * t,
-                         valid);
-            else
-                fetch<4>(k.piece[j][c], planes.k, planes.k_scales, w.block, key, 32 * c + 4 * t,
-                         valid);
-        }
-}
-
-DEVICE void fetch_band(Raw (&piece)[4], int b, const Planes& planes, const Walk& w) {
-    int g = threadIdx.x % WARP / 4, t = threadIdx.x % 4;
-#pragma unroll
-    for (int j = 0; j < 4; j++) {
-        int offset = 8 * (j / 2) + 2 * t + j % 2, key = w.local + offset;
-        bool valid = !w.done() && w.seen(offset);
-        int n = band_values(b), d = band_start(b) + n * g;
-        if (n == 8) fetch<8>(piece[j], planes.v, planes.v_scales, w.block, key, d, valid);
-        if (n == 4) fetch<4>(piece[j], planes.v, planes.v_scales, w.block, key, d, valid);
-        if (n == 2) fetch<2>(piece[j], planes.v, planes.v_scales, w.block, key, d, valid);
-    }
-}
-
-DEVICE void fetch_vals(Vals& v, const Planes& planes, const Walk& w) {
-#pragma unroll
-    for (int b = 0; b < BANDS; b++) fetch_band(v.piece[b], b, planes, w);
-}
 
 // Lay a head, scaled, as row g of the A fragments, and what rounding leaves of it as row g + 8.
 DEVICE void lay_query(uint4 (&to)[CHUNKS][2][WARP], int g, bool there, const float* head,
@@ -178,15 +128,18 @@ DEVICE void store_new(Shared& shared, int which, const Projections& kv, const Pl
     int newest = end;
     for (int base = 0; base < plan.rows; base += WARP) {
         int r = base + lane, position = -1;
-        if (r < plan.rows && plan.seqs[r] * plan.max_pages == item.walk.pages)
-            position = plan.positions[r];
+        if (r < plan.rows && shared.seqs[r] == shared.seqs[item.row])
+            position = shared.positions[r];
         u32 found = __ballot_sync(FULL_MASK, position >= from && position < end);
         for (; found; found &= found - 1) {
-            int other = __ffs(found) - 1, at = __shfl_sync(FULL_MASK, position, other);
-            newest = min(newest, at);
+            int row = base + __ffs(found) - 1, at = __shfl_sync(FULL_MASK, position, row - base);
+            bool own = EARLY && row == item.row;
+            if (!own) newest = min(newest, at);
             if (turn == warp) {
                 kv.turn(rotation, at);
-                kv.store(shared.heads[warp], base + other, item.kv_head, rotation, planes);
+                kv.store(own ? shared.own[which][0] : shared.heads[warp],
+                         own ? shared.own[which][1] : shared.heads[warp], row, item.kv_head,
+                         rotation, planes);
             }
             turn = turn ? turn - 1 : WARPS - 1;
         }
@@ -353,7 +306,7 @@ __device__ __noinline__ void find_item(Item& item, int number, const Shared& sha
             high = middle;
     }
     item.row = low;
-    item.span = span_of(plan.positions[low], plan.window);
+    item.span = span_of(shared.positions[low], plan.window);
     int inner = number - shared.first_item[low];
     item.part = inner % item.span.parts;
     item.tile = inner / item.span.parts;
@@ -364,7 +317,7 @@ __device__ __noinline__ void find_item(Item& item, int number, const Shared& sha
     item.at = (low * plan.n_kv_heads * GROUP + item.head) * HD;
     item.newest = item.span.end - plan.new_keys;
     item.walk = walk_part(item.span, item.part, threadIdx.x / WARP,
-                          plan.seqs[low] * plan.max_pages);
+                          shared.seqs[low] * plan.max_pages);
     item.walk.find(plan.page_table, item.kv_head, plan.n_kv_heads);
 }
 
@@ -387,8 +340,12 @@ KERNEL __launch_bounds__(THREADS, WALKS)
     if (thread < WARP) {
         int before = 0;
         for (int base = 0; base < rows; base += WARP) {
-            int r = base + thread;
-            int count = r < rows ? span_of(positions[r], window).parts * tiles : 0;
+            int r = base + thread, count = 0;
+            if (r < rows) {
+                int position = positions[r], seq = seqs[r];
+                shared.positions[r] = position, shared.seqs[r] = seq;
+                count = span_of(position, window).parts * tiles;
+            }
             int sum = count;
 #pragma unroll
             for (int offset = 1; offset < WARP; offset *= 2) {
@@ -400,8 +357,7 @@ KERNEL __launch_bounds__(THREADS, WALKS)
         }
         if (thread == 0) {
             shared.first_item[rows] = before;
-            shared.plan = {positions, seqs, page_table, rows, n_kv_heads, max_pages, window,
-                           new_keys};
+            shared.plan = {page_table, rows, n_kv_heads, max_pages, window, new_keys};
         }
     }
     __syncthreads();
@@ -456,7 +412,11 @@ KERNEL __launch_bounds__(THREADS, WALKS)
             if (!EARLY) shared.last = arrived;  // it waits, for want of a register
         }
         if (!last) {
-            if (EARLY && PROJECTED && item.ends_new()) fetch_first(item);
+            if (EARLY && PROJECTED) {
+                if (item.ends_new()) fetch_first(item);
+                take_own(keys, vals, shared.own[buffer][0], shared.own[buffer][1], item.walk,
+                         item.span.end - 1);
+            }
             if (EARLY) prepare();
             Walk walk = item.walk;
 #pragma unroll 1

@@ -89,8 +89,8 @@ def shared_bytes(head_dim: int, splits: int, warps: int) -> int:
     """Size of the kernel's `Shared`."""
     queries = 2 * blocks(head_dim, 32) * 2 * 32 * 16
     sums = (STRANDS * TILE * (head_dim + 6) + TILE * (splits + 1)) * 4
-    heads = warps * head_dim * 4
-    items = (MAX_ROWS + 2 + 10 + 2 * 21 * warps + 12) * 4
+    heads = (warps + 4) * head_dim * 4
+    items = (3 * MAX_ROWS + 2 + 10 + 2 * 21 * warps + 8) * 4
     return blocks(queries + sums + heads + items, 16) * 16
 
 

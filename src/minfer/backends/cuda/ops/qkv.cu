@@ -30,7 +30,7 @@ KERNEL qkv(const float* values, const float* q_bias, const float* k_bias, const 
     Rotation<ROTATED> rotation;
     projections.turn(rotation, position);
     if (h >= n_heads) {
-        projections.store(mine, row, h - n_heads, rotation,
+        projections.store(mine, mine, row, h - n_heads, rotation,
                           {k_plane, v_plane, k_scales, v_scales});
         return;
     }
