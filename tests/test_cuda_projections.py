@@ -33,9 +33,9 @@ pytestmark = pytest.mark.cuda
 
 N_IN = 64
 RUNS: tuple[tuple[int, ...], ...] = (
-    *((at,) for at in (0, 1, 15, 16, 63, 64, 127, 128, 129, 300, 511, 512, 1023, 1100)),
+    *((at,) for at in (0, 1, 15, 16, 63, 64, 127, 128, 255, 256, 383, 384, 1023, 1100)),
     (62, 63, 64, 65, 66),  # a sequence with several rows, over the end of a page
-    (126, 127, 128, 129),  # and of a part
+    (382, 383, 384, 385),  # and of a part
 )
 """The positions of the rows of each sequence."""
 

@@ -3,6 +3,7 @@
 #include "lib/attention.cuh"
 
 constexpr int KEYS = 16, PAGES = 2;  // of a strand: keys a page, pages from one to the next
+constexpr int WHOLE = 2;  // pairs of pages that are soonest walked by one block
 
 // A row's keys [first, end) and how they are split: part s takes pages_each pages.
 struct Span {
@@ -60,7 +61,7 @@ DEVICE Span span_of(int position, int window) {
     s.first_page = s.first / PAGE;
     s.end_page = position < 0 ? s.first_page : position / PAGE + 1;
     int pairs = (s.end_page - s.first_page + PAGES - 1) / PAGES;
-    s.pages_each = (pairs + SPLITS - 1) / SPLITS * PAGES;
+    s.pages_each = (pairs <= WHOLE ? pairs : (pairs + SPLITS - 1) / SPLITS) * PAGES;
     s.parts = pairs ? (pairs * PAGES + s.pages_each - 1) / s.pages_each : 0;
     return s;
 }

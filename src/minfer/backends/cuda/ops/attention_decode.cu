@@ -10,16 +10,16 @@
 //          is the product of the Q, K and V projections, f32 [rows][n_heads + 2 kv heads][HD],
 //          with what `lib/projections.cuh` does to it; else that is 0, and k and v are stored.
 // Who:     a work item is (row, kv head, tile of up to 8 of its query heads, part). Parts are runs
-//          of whole pairs of pages, their number fixed by the row's own length (at most SPLITS). A
-//          part is walked in 8 strands, of 16 keys of every second page. So a row's result depends
-//          on neither its batch mates nor on WARPS: blocks of 8 warps, a strand each, are soonest
-//          done with one item; of many items, two blocks of 4 warps, two strands each, let one
-//          compute while the other fetches. How many items there are is computed from `positions`,
-//          so the launch never changes. Query heads are the rows of the tensor cores' tile: its
-//          rows 0-7 hold the upper halves of q (or p), rows 8-15 the rest, so both products are
-//          exact to about 22 bits at no cost. K and V go from memory to registers in 16-byte
-//          pieces; the sums over head features and over keys are permuted so that no piece has to
-//          move.
+//          of whole pairs of pages, their number fixed by the row's own length (at most SPLITS; one
+//          of a short row, since adding parts takes longer than walking on). A part is walked in 8
+//          strands, of 16 keys of every second page. So a row's result depends on neither its batch
+//          mates nor on WARPS: blocks of 8 warps, a strand each, are soonest done with one item; of
+//          many items, two blocks of 4 warps, two strands each, let one compute while the other
+//          fetches. How many items there are is computed from `positions`, so the launch never
+//          changes. Query heads are the rows of the tensor cores' tile: its rows 0-7 hold the upper
+//          halves of q (or p), rows 8-15 the rest, so both products are exact to about 22 bits at
+//          no cost. K and V go from memory to registers in 16-byte pieces; the sums over head
+//          features and over keys are permuted so that no piece has to move.
 // Overlap: positions, seqs and the page table are inputs of the step, and only a row's last
 //          `new_keys` keys may be stored in this step; so the first pieces are fetched before the
 //          kernel before ends, and again if they are that new. If PROJECTED, an item stores the
