@@ -125,7 +125,7 @@ DEVICE void store_new(Shared& shared, int which, const Projections& kv, const Pl
     int warp = keep(threadIdx.x / WARP), lane = keep(threadIdx.x % WARP), turn = WARPS - 1;
     Item& item = shared.items[which][warp];
     int from = max(item.span.first, item.first_key()), end = min(item.span.end, item.end_key());
-    int newest = end;
+    int newest = 0x7fffffff;
     for (int base = 0; base < plan.rows; base += WARP) {
         int r = base + lane, position = -1;
         if (r < plan.rows && shared.seqs[r] == shared.seqs[item.row])
