@@ -56,7 +56,7 @@ DEVICE bool arrive(u32* counter, int parts) {
 // weights are known, and many at a time.
 DEVICE void combine(Sums& sums, int heads, int parts, const float* records, float* y) {
     static_assert(SPLITS <= 2 * WARP, "a lane weighs two parts");
-    constexpr int MANY = 16;
+    constexpr int MANY = 2 * WARPS;  // with 4 warps, registers are short
     int lane = threadIdx.x % WARP, n = heads * HD / 4, e = threadIdx.x;
     float4 x[MANY];
     auto ask = [&](int first) {

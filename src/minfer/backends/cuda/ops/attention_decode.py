@@ -95,13 +95,13 @@ def shared_bytes(head_dim: int, splits: int, warps: int) -> int:
 
 
 def kernels(head_dims: Iterable[int]) -> Sequence[Kernel]:
-    """Every head size and type, with and without the cap; of projections, for few and many."""
+    """Every head size and type: with the cap; of projections, for few items and for many."""
     found = []
     for head_dim in head_dims:
         spec = RopeSpec("neox", (1.0,) * (head_dim // 2))
         macros = qkv.defines(head_dim, spec, bias=True, norm=True)
         for dtype in KIND:
-            found += [_kernel(head_dim, 7, dtype, 32, cap, 8, {}) for cap in (0, 50)]
+            found.append(_kernel(head_dim, 7, dtype, 32, 50, 8, {}))
             found += [
                 _kernel(head_dim, 7, dtype, 32, 0, warps, macros)
                 for warps in (8, 4)
