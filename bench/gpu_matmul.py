@@ -119,6 +119,7 @@ class Bench:
             states={},
             norms={},
             handed=frozenset(),
+            projections={},
             constant=lambda array: 0,
             find=lambda key: 0,
             scratch=self._scratch,

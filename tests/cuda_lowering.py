@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Set
+from collections.abc import Mapping
 from typing import Any
 
 from minfer.backends import Split
@@ -13,8 +13,9 @@ from minfer.backends.cuda.kv import KVState
 from minfer.backends.cuda.launch import Launch, check_geometry, convert_args
 from minfer.backends.cuda.ops import OPS, lowered
 from minfer.backends.cuda.ops.base import Context
+from minfer.backends.cuda.ops.qkv import melting_projections
 from minfer.backends.melt import melting_norms
-from minfer.graph import Graph, Node
+from minfer.graph import Graph
 from minfer.scheduler import Plan
 from minfer.settings import Settings
 
@@ -28,36 +29,26 @@ CARDS = [
 
 
 def lower(graph: Graph, facts: Facts = H200, **settings: Any) -> list[Launch]:
-    """Every node's launches, over made-up addresses, checked as the device would."""
-    nodes = tuple(node.id for node in graph.nodes if node.op != "input")
-    split = Split(graph, nodes, {node.id: 256 * node.id for node in graph.nodes})
-    return _lower(split, {}, frozenset(), facts, settings)
+    """Every node's launches, over made-up addresses, checked as the device would; nothing melts."""
+    launches: list[Launch] = []
+    offsets = {node.id: 256 * node.id for node in graph.nodes}
+    for node in graph.nodes:
+        if node.op != "input":
+            launches += _lower(Split(graph, (node.id,), offsets), facts, settings)
+    return launches
 
 
 def lower_plan(plan: Plan, facts: Facts = H200, **settings: Any) -> list[Launch]:
     """The launches of a plan's splits on the GPU, as the backend would make them."""
     launches: list[Launch] = []
-    offsets = plan.offsets["cuda"]
     for segment in plan.segments:
         if segment.backend == "cuda":
-            split = Split(plan.graph, segment.nodes, offsets)
-            launches += _lower(
-                split,
-                melting_norms(split),
-                handed_over(split, Settings(**settings)),
-                facts,
-                settings,
-            )
+            split = Split(plan.graph, segment.nodes, plan.offsets["cuda"])
+            launches += _lower(split, facts, settings)
     return launches
 
 
-def _lower(
-    split: Split,
-    norms: Mapping[int, Node],
-    handed: Set[int],
-    facts: Facts,
-    settings: Mapping[str, Any],
-) -> list[Launch]:
+def _lower(split: Split, facts: Facts, settings: Mapping[str, Any]) -> list[Launch]:
     graph = split.graph
     context = Context(
         graph=graph,
@@ -67,18 +58,19 @@ def _lower(
         offsets=split.offsets,
         weights=lambda key: 1 << 36,
         states={name: KVState(spec, 1 << 34) for name, spec in graph.states.items()},
-        norms=norms,
-        handed=handed,
+        norms=melting_norms(split),
+        projections=melting_projections(split),
+        handed=handed_over(split, Settings(**settings)),
         constant=lambda array: 1 << 35,
         find=resident(split, Settings(**settings)),
         scratch=lambda nbytes, name="work": 1 << 37,
         counters=lambda count: 1 << 38,
     )
     launches: list[Launch] = []
-    for node, some in lowered(split.nodes, context):
+    for node, made in lowered(split.nodes, context):
         reason = OPS[node.op].supports(node, graph)
         assert reason is None, reason
-        launches += some
+        launches += made
     for launch in launches:
         convert_args(launch)
         check_geometry(launch, facts.shared_limit)

@@ -132,6 +132,19 @@ def test_a_plan_names_the_kernels_and_which_rows_take_them() -> None:
     assert not {name for name in decode if "gemm" in name or "prefill" in name}
 
 
+@pytest.mark.parametrize(
+    ("single", "other", "apart"),
+    [(1, 0, False), (64, 0, False), (128, 0, True), (1, 64, True), (0, 64, True)],
+)
+def test_what_follows_projections_is_in_attention_of_single_rows(
+    single: int, other: int, apart: bool
+) -> None:
+    plan = planned("qwen2", single, other)
+    kernels = [plan.describe(n) for n in plan.graph.nodes if n.op == "fused_qkv"]
+    assert len(kernels) == len(model_config(tiny("qwen2")).layers)
+    assert {made.endswith(" + qkv") for made in kernels} == {apart}
+
+
 def test_every_kernel_made_for_hopper_is_a_choice() -> None:
     there = {path.stem for path in Path(ops.__file__).parent.glob("*.cu")}
     assert {name for name in there if name.endswith("_sm90")} <= set(foresight.WHEN)

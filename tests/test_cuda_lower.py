@@ -56,10 +56,10 @@ def test_a_layer_fits_every_card(head_dim: int, kv: str, facts: Facts) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "a_layer"), [("llama", 6), ("qwen2", 6), ("qwen3", 6), ("gemma3", 8)]
+    ("name", "a_layer"), [("llama", 5), ("qwen2", 5), ("qwen3", 5), ("gemma3", 7)]
 )
 def test_launches_of_a_decode_step(name: str, a_layer: int) -> None:
-    """A layer: the QKV product and its epilogue, attention, output, gate with up, down.
+    """A layer: the QKV product, attention with what lies between, output, gate with up, down.
 
     gemma3 norms what its blocks give back before it adds it. A step has the embedding, two choices
     of rows, the last norm, the head and the sampling besides.
@@ -113,7 +113,7 @@ def test_shared_memory_is_what_the_kernels_lay_out() -> None:
     assert attention_prefill.hopper_shared_bytes(128) == 128 * 256 + 3 * 2 * 128 * 256 + 96
     assert attention_prefill.shared_bytes(256) == 99 << 10  # just fits the smallest cards
     for head_dim in (64, 80, 96, 128, 256):
-        assert attention_decode.shared_bytes(head_dim, 64) <= 99 << 10
+        assert attention_decode.shared_bytes(head_dim, 64, 8) <= 99 << 10
 
 
 @pytest.mark.parametrize("kv", [F32, F16, Q8_0], ids=str)

@@ -21,6 +21,7 @@ from minfer.backends.cuda.handover import handed_over
 from minfer.backends.cuda.kv import ELEMENT_BYTES, KVState
 from minfer.backends.cuda.ops import OPS, lowered
 from minfer.backends.cuda.ops.base import COUNTERS_BYTES, Context, Store
+from minfer.backends.cuda.ops.qkv import melting_projections
 from minfer.backends.cuda.program import Counters, Program
 from minfer.backends.melt import melting_norms
 from minfer.errors import BackendError, ClosedError, GraphError
@@ -229,6 +230,7 @@ class CudaBackend:
             states=self._states,
             norms=melting_norms(split),
             handed=handed_over(split, self._settings),
+            projections=melting_projections(split),
             constant=self._constant,
             find=self._store.find,
             scratch=self._take_scratch,

@@ -18,6 +18,7 @@ from minfer.backends.cuda.kv import KVState
 from minfer.backends.cuda.launch import Launch
 from minfer.backends.cuda.ops import OPS, lowered, matmul
 from minfer.backends.cuda.ops.base import COUNTERS_BYTES, Context, Store, halves_key
+from minfer.backends.cuda.ops.qkv import melting_projections
 from minfer.backends.melt import melting_norms
 from minfer.graph import Node
 from minfer.settings import Settings
@@ -130,6 +131,7 @@ def _lowered(
         states={name: KVState(spec, 0) for name, spec in split.graph.states.items()},
         norms=melting_norms(split),
         handed=handed_over(split, settings),
+        projections=melting_projections(split),
         constant=ledger.constant,
         find=resident(split, settings),
         scratch=ledger.take,

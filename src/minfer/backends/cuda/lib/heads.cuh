@@ -42,7 +42,7 @@ struct Head {
 // Cosine and sine of position * frequency, for a frequency in turns a position given as the sum of
 // two floats: the angle is exact to about 1e-7 turns at any position, where a product in f32
 // radians would be off by 6e-3 at position 100,000.
-DEVICE float2 rotation(int position, float2 turns, float magnitude) {
+DEVICE float2 turned(int position, float2 turns, float magnitude) {
     float p = (float)position;
     float whole = __fmul_rn(p, turns.x);
     float rest = __fmaf_rn(p, turns.x, -whole);
@@ -52,21 +52,38 @@ DEVICE float2 rotation(int position, float2 turns, float magnitude) {
     return make_float2(__fmul_rn(c, magnitude), __fmul_rn(s, magnitude));
 }
 
-// Rotate the first R features of the head in shared memory by its row's position. Pair j is
-// (j, j + R/2) in NeoX style, else (2j, 2j + 1). Called by a whole warp; the caller orders
-// it against what comes before, `rotate` ends with the writes visible to the warp.
-template <int R, bool NX>
-DEVICE void rotate(float* head, int position, const float2* turns, float magnitude) {
+// The rotation of the first R features of a head by a position, in the hands of a warp: cosine and
+// sine of pair 32 i + lane in at[i]. Pair j is (j, j + R/2) in NeoX style, else (2j, 2j + 1).
+template <int R>
+struct Rotation {
+    static constexpr int N = (R / 2 + WARP - 1) / WARP;
+    int position = -1;
+    float2 at[N];
+
+    DEVICE static int pair(int i) { return i * WARP + threadIdx.x % WARP; }
+
+    DEVICE void find(int wanted, const float2* turns, float magnitude) {
+        if (wanted == position) return;
+        position = wanted;
 #pragma unroll
-    for (int i = 0; i < (R / 2 + WARP - 1) / WARP; i++) {
-        int j = i * WARP + threadIdx.x % WARP;
-        if (j < R / 2) {
-            int a = NX ? j : 2 * j, b = NX ? j + R / 2 : 2 * j + 1;
-            float2 cs = rotation(position, turns[j], magnitude);
-            float x = head[a], y = head[b];
-            head[a] = __fmaf_rn(x, cs.x, -__fmul_rn(y, cs.y));
-            head[b] = __fmaf_rn(x, cs.y, __fmul_rn(y, cs.x));
-        }
+        for (int i = 0; i < N; i++)
+            if (pair(i) < R / 2) at[i] = turned(position, turns[pair(i)], magnitude);
     }
-    __syncwarp();
-}
+
+    // Rotate a head in shared memory. Called by a whole warp; the caller orders it against what
+    // comes before, and it ends with the writes visible to the warp.
+    template <bool NX>
+    DEVICE void rotate(float* head) const {
+#pragma unroll
+        for (int i = 0; i < N; i++) {
+            int j = pair(i);
+            if (j < R / 2) {
+                int a = NX ? j : 2 * j, b = NX ? j + R / 2 : 2 * j + 1;
+                float x = head[a], y = head[b];
+                head[a] = __fmaf_rn(x, at[i].x, -__fmul_rn(y, at[i].y));
+                head[b] = __fmaf_rn(x, at[i].y, __fmul_rn(y, at[i].x));
+            }
+        }
+        __syncwarp();
+    }
+};

@@ -25,8 +25,7 @@ DEVICE void fetch(Raw& r, const u8* plane, const f16* scales, i64 block, int key
     for (int i = 0; i < WORDS; i++) r.word[i] = 0;
     r.scale = 0;
     if (!valid) return;
-    i64 at = block * PAGE * HD + value_at<HD, KV>(key, d);
-    const u8* p = plane + at * (KV == KV_F32 ? 4 : KV == KV_F16 ? 2 : 1);
+    const u8* p = plane + (block * PAGE * HD + value_at<HD, KV>(key, d)) * value_bytes(KV);
     if constexpr (WORDS >= 4) {
 #pragma unroll
         for (int i = 0; i < WORDS; i += 4) {
@@ -43,6 +42,18 @@ DEVICE void fetch(Raw& r, const u8* plane, const f16* scales, i64 block, int key
     }
     if (KV == KV_Q8_0)
         r.scale = __ldcg(scales + block * PAGE * HD / scale_group(HD) + scale_at<HD>(key, d));
+}
+
+// The same of a head that `pack_head` left in shared memory.
+template <int N>
+DEVICE void take(Raw& r, const float* packed, int d) {
+    const u8* p = (const u8*)packed + d * value_bytes(KV);
+    if constexpr (KV == KV_Q8_0 && N == 2)
+        r.word[0] = *(const u16*)p;
+    else
+#pragma unroll
+        for (int i = 0; i < N * value_bytes(KV) / 4; i++) r.word[i] = ((const u32*)p)[i];
+    if (KV == KV_Q8_0) r.scale = ((const f16*)((const u8*)packed + HD))[d / scale_group(HD)];
 }
 
 // Values 2 * pair and the next.

@@ -3,6 +3,7 @@
 #include "lib/attention.cuh"
 
 constexpr int KEYS = 16, PAGES = 2;  // of a strand: keys a page, pages from one to the next
+constexpr int WHOLE = 2;  // pairs of pages that are soonest walked by one block
 
 // A row's keys [first, end) and how they are split: part s takes pages_each pages.
 struct Span {
@@ -29,16 +30,28 @@ struct Walk {
 
 // A work item, and the warp's first walk.
 struct Item {
-    int row, part, tile, kv_head, heads;
+    int row, part, tile, kv_head, head, heads;  // the first of its query heads, how many
     Span span;
     Walk walk;
     int at;  // of its first head in q and y
+    int newest;  // keys from this one on may be stored in this step, by others
+
+    // The keys of its part, as far as there are so many.
+    DEVICE int first_key() const {
+        return (span.first_page + part * span.pages_each) * PAGE;
+    }
+    DEVICE int end_key() const { return first_key() + span.pages_each * PAGE; }
+
+    // Whether the walk's first keys are that new.
+    DEVICE bool ends_new() const {
+        return !walk.done() && walk.page * PAGE + walk.local + KEYS > newest;
+    }
 };
 
 // What finding items takes.
 struct Plan {
-    const i32 *positions, *seqs, *page_table;
-    int rows, n_kv_heads, max_pages, window;
+    const i32* page_table;
+    int rows, n_kv_heads, max_pages, window, new_keys;
 };
 
 DEVICE Span span_of(int position, int window) {
@@ -48,7 +61,7 @@ DEVICE Span span_of(int position, int window) {
     s.first_page = s.first / PAGE;
     s.end_page = position < 0 ? s.first_page : position / PAGE + 1;
     int pairs = (s.end_page - s.first_page + PAGES - 1) / PAGES;
-    s.pages_each = (pairs + SPLITS - 1) / SPLITS * PAGES;
+    s.pages_each = (pairs <= WHOLE ? pairs : (pairs + SPLITS - 1) / SPLITS) * PAGES;
     s.parts = pairs ? (pairs * PAGES + s.pages_each - 1) / s.pages_each : 0;
     return s;
 }

@@ -6,49 +6,54 @@
 // Shapes:  q, y f32 [rows][n_heads][HD]; positions, seqs i32 [rows]; page_table i32 [slots]
 //          [max_pages], key j of slot s in cell page_table[s][j / 64] * 64 + j % 64; planes as
 //          kv.py. parts f32: per (row, kv head, head tile, split) a record of 8 x (HD + 2) floats.
-//          counters u32, one a (row, kv head, head tile), zero before and after.
+//          counters u32, one a (row, kv head, head tile), zero before and after. If PROJECTED, q
+//          is the product of the Q, K and V projections, f32 [rows][n_heads + 2 kv heads][HD],
+//          with what `lib/projections.cuh` does to it; else that is 0, and k and v are stored.
 // Who:     a work item is (row, kv head, tile of up to 8 of its query heads, part). Parts are runs
-//          of whole pairs of pages, their number fixed by the row's own length (at most SPLITS). A
-//          part is walked in 8 strands, of 16 keys of every second page. So a row's result depends
-//          on neither its batch mates nor on WARPS: blocks of 8 warps, a strand each, are soonest
-//          done with one item; of many items, two blocks of 4 warps, two strands each, let one
-//          compute while the other fetches. How many items there are is computed from `positions`,
-//          so the launch never changes. Query heads are the rows of the tensor cores' tile: its
-//          rows 0-7 hold the upper halves of q (or p), rows 8-15 the rest, so both products are
-//          exact to about 22 bits at no cost. K and V go from memory to registers in 16-byte
-//          pieces; the sums over head features and over keys are permuted so that no piece has to
-//          move.
+//          of whole pairs of pages, their number fixed by the row's own length (at most SPLITS; one
+//          of a short row, since adding parts takes longer than walking on). A part is walked in 8
+//          strands, of 16 keys of every second page. So a row's result depends on neither its batch
+//          mates nor on WARPS: blocks of 8 warps, a strand each, are soonest done with one item; of
+//          many items, two blocks of 4 warps, two strands each, let one compute while the other
+//          fetches. How many items there are is computed from `positions`, so the launch never
+//          changes. Query heads are the rows of the tensor cores' tile: its rows 0-7 hold the upper
+//          halves of q (or p), rows 8-15 the rest, so both products are exact to about 22 bits at
+//          no cost. K and V go from memory to registers in 16-byte pieces; the sums over head
+//          features and over keys are permuted so that no piece has to move.
 // Overlap: positions, seqs and the page table are inputs of the step, and only a row's last
 //          `new_keys` keys may be stored in this step; so the first pieces are fetched before the
-//          kernel before ends, and again if they are that new.
+//          kernel before ends, and again if they are that new. If PROJECTED, an item stores the
+//          keys and values of this step that it reads; behind a barrier its row's own are taken
+//          from shared memory, those of the sequence's other rows fetched again. Items that share
+//          them (rows of one sequence, tiles of a group) store the same bytes, so it does not
+//          matter whose a read finds.
 // Floor:   bytes of the keys and values once.
-// Limits:  HD a multiple of 16 up to 256; any GROUP; at most 64 rows a launch.
+// Limits:  HD a multiple of 16 up to 256; any GROUP; at most 64 rows a launch. If PROJECTED, all
+//          rows of the step are single ones of this launch.
 // Numerics: scores, softmax and sums in f32. q8_0 values are rounded to halves after their scale;
 //          f32 values enter as two halves. Masked keys count exactly 0 and are not read; a row
-//          without keys gives 0.
-// Macros:  HD, GROUP (query heads a kv head), KV, SPLITS, SOFTCAP (0/1), WARPS (4 or 8).
+//          without keys gives 0. PROJECTED gives the bits of `qkv` and this kernel without it.
+// Macros:  HD, GROUP (query heads a kv head), KV, SPLITS, SOFTCAP (0/1), WARPS (4 or 8), PROJECTED
+//          (0/1), and with it ROTATED, NEOX, BIAS, NORM.
 // Versions: 2026-11-30, 28 heads, 4 kv heads of 128, f16, one H200, us at depth 512 / 2048 / 8192,
 //          and for 64 rows at 512:
 //          K then V, parts of a page, combine over one value a thread: 9.8 / 18.9 / 24.2, 72
 //          8 warps, K and V ahead, wide combine: 5.7 / 5.7 / 9.8, 65
 //          items streamed, no bank conflicts, arrival deferred: 5.8 / 5.8 / 10.0, 47
 //          4 warps, two blocks a multiprocessor: 7.6 / 7.9 / 12.3, 39; hence both, by rows
-#include "lib/pieces.cuh"
-#include "lib/strands.cuh"
+#if !PROJECTED  // q comes as it is to be used
+#define ROTATED 2
+#define NEOX 1
+#define BIAS 0
+#define NORM 0
+#endif
+#include "lib/held.cuh"
+#include "lib/parts.cuh"
+#include "lib/projections.cuh"
 
-constexpr int THREADS = WARPS * WARP, TILE = 8, MAX_ROWS = 64;
-constexpr int STRANDS = PAGES * PAGE / KEYS, WALKS = STRANDS / WARPS;  // a part's, a warp's
+constexpr int MAX_ROWS = 64, WALKS = STRANDS / WARPS;  // a warp's
 constexpr int HEAD_TILES = (GROUP + TILE - 1) / TILE;
-constexpr int CHUNKS = (HD + 31) / 32;  // of 32 head features for K, the last may be 16
-constexpr int BANDS = HD / 64 + HD % 64 / 32 + HD % 32 / 16;  // of 64, then 32, then 16 for V
-constexpr int RECORD = TILE * (HD + 2);  // 8 outputs, 8 maxima, 8 sums
 constexpr bool EARLY = HD <= 128 && !PRECISE;  // registers hold keys and values on their way
-
-DEVICE constexpr int chunk_values(int c) { return HD - 32 * c >= 32 ? 8 : 4; }  // a lane's
-DEVICE constexpr int band_values(int b) {
-    return b < HD / 64 ? 8 : b == HD / 64 && HD % 64 >= 32 ? 4 : 2;
-}
-DEVICE constexpr int band_start(int b) { return b <= HD / 64 ? 64 * b : HD / 32 * 32; }
 
 // Where an item's results go: its row and tile, its part of how many, its heads, the first in y.
 struct Place {
@@ -57,84 +62,89 @@ struct Place {
 
 struct Shared {
     uint4 q[2][CHUNKS][2][WARP];  // of two items: upper halves and rest, as the lanes' A fragments
-    float sums[STRANDS][TILE][HD + 4];  // a row starts four banks after the one before
-    float maxima[STRANDS][TILE], totals[STRANDS][TILE];
-    float weights[TILE][SPLITS], inverse[TILE];
-    int first_item[MAX_ROWS + 1];
+    Sums sums;
+    __align__(16) float heads[WARPS][HD];  // the one that a warp has in hand
+    __align__(16) float own[2][2][EARLY ? HD : 4];  // of two items: a row's key and value, packed
+    int positions[MAX_ROWS], seqs[MAX_ROWS], first_item[MAX_ROWS + 1];
     int last;
     Place places[2];  // of an item and of the one before
     Item items[2][WARPS];  // this and the next, as each warp sees them: registers are short
     Plan plan;
 };
 
-struct Planes {
-    const u8 *k, *v;
-    const f16 *k_scales, *v_scales;
-};
-
-// The lane's pieces of 16 keys (tiles j of 8: key 8j + g), and of their values (keys 2t, 2t + 1,
-// 2t + 8, 2t + 9).
-struct Keys {
-    Raw piece[2][CHUNKS];
-};
-struct Vals {
-    Raw piece[BANDS][4];
-};
-
-DEVICE void fetch_keys(Keys& k, const Planes& planes, const Walk& w) {
-    int g = threadIdx.x % WARP / 4, t = threadIdx.x % 4;
+// Lay a head, scaled, as row g of the A fragments, and what rounding leaves of it as row g + 8.
+DEVICE void lay_query(uint4 (&to)[CHUNKS][2][WARP], int g, bool there, const float* head,
+                      float factor) {
+    int c = threadIdx.x % WARP / 4, t = threadIdx.x % 4;
+    if (c >= CHUNKS) return;
+    u32 high[4] = {0, 0, 0, 0}, low[4] = {0, 0, 0, 0};
+    int n = 32 * c + 32 <= HD ? 8 : 4;
+    const float2* p = (const float2*)(head + 32 * c + n * t);
+    if (there) {
 #pragma unroll
-    for (int j = 0; j < 2; j++)
-#pragma unroll
-        for (int c = 0; c < CHUNKS; c++) {
-            int key = w.local + 8 * j + g;
-            bool valid = !w.done() && w.seen(8 * j + g);
-            if (chunk_values(c) == 8)
-                fetch<8>(k.piece[j][c], planes.k, planes.k_scales, w.block, key, 32 * c + 8 * t,
-                         valid);
-            else
-                fetch<4>(k.piece[j][c], planes.k, planes.k_scales, w.block, key, 32 * c + 4 * t,
-                         valid);
+        for (int k = 0; k < 4; k++) {
+            if (k >= n / 2) continue;
+            float x = __fmul_rn(p[k].x, factor), y = __fmul_rn(p[k].y, factor);
+            high[k] = pack_f16(x, y);
+            low[k] = pack_f16(x - low_f32(high[k]), y - high_f32(high[k]));
         }
-}
-
-DEVICE void fetch_band(Raw (&piece)[4], int b, const Planes& planes, const Walk& w) {
-    int g = threadIdx.x % WARP / 4, t = threadIdx.x % 4;
-#pragma unroll
-    for (int j = 0; j < 4; j++) {
-        int offset = 8 * (j / 2) + 2 * t + j % 2, key = w.local + offset;
-        bool valid = !w.done() && w.seen(offset);
-        int n = band_values(b), d = band_start(b) + n * g;
-        if (n == 8) fetch<8>(piece[j], planes.v, planes.v_scales, w.block, key, d, valid);
-        if (n == 4) fetch<4>(piece[j], planes.v, planes.v_scales, w.block, key, d, valid);
-        if (n == 2) fetch<2>(piece[j], planes.v, planes.v_scales, w.block, key, d, valid);
     }
+    to[c][0][4 * g + t] = make_uint4(high[0], high[1], high[2], high[3]);
+    to[c][1][4 * g + t] = make_uint4(low[0], low[1], low[2], low[3]);
 }
 
-DEVICE void fetch_vals(Vals& v, const Planes& planes, const Walk& w) {
-#pragma unroll
-    for (int b = 0; b < BANDS; b++) fetch_band(v.piece[b], b, planes, w);
-}
-
-// Bring an item's queries, scaled, into shared memory as A fragments.
-DEVICE void load_queries(uint4 (&to)[CHUNKS][2][WARP], const float* q, int heads, float factor) {
-    for (int i = threadIdx.x; i < CHUNKS * WARP; i += THREADS) {
-        int c = i / WARP, lane = i % WARP, g = lane / 4, t = lane % 4;
-        u32 high[4] = {0, 0, 0, 0}, low[4] = {0, 0, 0, 0};
-        int n = 32 * c + 32 <= HD ? 8 : 4;
-        const float2* p = (const float2*)(q + g * HD + 32 * c + n * t);
-        if (g < heads) {
-#pragma unroll
-            for (int k = 0; k < 4; k++) {
-                if (k >= n / 2) continue;
-                float x = p[k].x * factor, y = p[k].y * factor;
-                high[k] = pack_f16(x, y);
-                low[k] = pack_f16(x - low_f32(high[k]), y - high_f32(high[k]));
+// Bring an item's queries into shared memory, a head a warp.
+DEVICE void bring_queries(Shared& shared, int which, const Projections& q, float factor,
+                          Rotation<ROTATED>& rotation) {
+    int warp = keep(threadIdx.x / WARP);
+    const Item& item = shared.items[which][warp];
+    float* mine = shared.heads[warp];
+    if (PROJECTED) q.turn(rotation, item.span.end - 1);
+    for (int g = warp; g < TILE; g += WARPS) {
+        if (g < item.heads) {
+            if (PROJECTED) {
+                q.query(mine, item.row, item.head + g, rotation);
+            } else {
+                Head<HD> head;
+                head.load(q.values + item.at + g * HD);
+                head.write(mine);
+                __syncwarp();
             }
         }
-        to[c][0][lane] = make_uint4(high[0], high[1], high[2], high[3]);
-        to[c][1][lane] = make_uint4(low[0], low[1], low[2], low[3]);
+        lay_query(shared.q[which], g, g < item.heads, mine, factor);
+        __syncwarp();
     }
+}
+
+// Store the keys and values of this step that an item reads: its row's own, if it is in this part,
+// and those of other rows of the sequence. Other items that read them store them, too, and the same
+// bytes. The last warps begin, which have the fewest queries.
+DEVICE void store_new(Shared& shared, int which, const Projections& kv, const Planes& planes,
+                      Rotation<ROTATED>& rotation) {
+    const Plan& plan = shared.plan;
+    int warp = keep(threadIdx.x / WARP), lane = keep(threadIdx.x % WARP), turn = WARPS - 1;
+    Item& item = shared.items[which][warp];
+    int from = max(item.span.first, item.first_key()), end = min(item.span.end, item.end_key());
+    int newest = 0x7fffffff;
+    for (int base = 0; base < plan.rows; base += WARP) {
+        int r = base + lane, position = -1;
+        if (r < plan.rows && shared.seqs[r] == shared.seqs[item.row])
+            position = shared.positions[r];
+        u32 found = __ballot_sync(FULL_MASK, position >= from && position < end);
+        for (; found; found &= found - 1) {
+            int row = base + __ffs(found) - 1, at = __shfl_sync(FULL_MASK, position, row - base);
+            bool own = EARLY && row == item.row;
+            if (!own) newest = min(newest, at);
+            if (turn == warp) {
+                kv.turn(rotation, at);
+                kv.store(own ? shared.own[which][0] : shared.heads[warp],
+                         own ? shared.own[which][1] : shared.heads[warp], row, item.kv_head,
+                         rotation, planes);
+            }
+            turn = turn ? turn - 1 : WARPS - 1;
+        }
+    }
+    if (lane == 0) item.newest = newest;
 }
 
 // Add q . k over 32 (16) features to the scores of 8 keys.
@@ -257,8 +267,8 @@ DEVICE void attend(Shared& shared, int strand, const uint4 (&q)[CHUNKS][2][WARP]
     total += __shfl_xor_sync(FULL_MASK, total, 1);
     total += __shfl_xor_sync(FULL_MASK, total, 2);
     if (t == 0) {
-        shared.maxima[strand][g] = top;
-        shared.totals[strand][g] = total;
+        shared.sums.maxima[strand][g] = top;
+        shared.sums.totals[strand][g] = total;
     }
 #pragma unroll
     for (int b = 0; b < BANDS; b++) {
@@ -271,8 +281,8 @@ DEVICE void attend(Shared& shared, int strand, const uint4 (&q)[CHUNKS][2][WARP]
                 float x[PIECE];
 #pragma unroll
                 for (int j = 0; j < PIECE; j++) x[j] = sums[b][i + j][c] + sums[b][i + j][c + 2];
-                float* to =
-                    &shared.sums[strand][g][band_start(b) + band_values(b) * (2 * t + c) + i];
+                int d = band_start(b) + band_values(b) * (2 * t + c) + i;
+                float* to = &shared.sums.values[strand][g][d];
                 if constexpr (PIECE == 4)
                     *(float4*)to = make_float4(x[0], x[1], x[2], x[3]);
                 else
@@ -296,111 +306,46 @@ __device__ __noinline__ void find_item(Item& item, int number, const Shared& sha
             high = middle;
     }
     item.row = low;
-    item.span = span_of(plan.positions[low], plan.window);
+    item.span = span_of(shared.positions[low], plan.window);
     int inner = number - shared.first_item[low];
     item.part = inner % item.span.parts;
     item.tile = inner / item.span.parts;
     item.kv_head = item.tile / HEAD_TILES;
-    int first_head = item.tile % HEAD_TILES * TILE;
-    item.heads = min(GROUP - first_head, TILE);
-    item.at = ((low * plan.n_kv_heads + item.kv_head) * GROUP + first_head) * HD;
+    int of_group = item.tile % HEAD_TILES * TILE;
+    item.heads = min(GROUP - of_group, TILE);
+    item.head = item.kv_head * GROUP + of_group;
+    item.at = (low * plan.n_kv_heads * GROUP + item.head) * HD;
+    item.newest = item.span.end - plan.new_keys;
     item.walk = walk_part(item.span, item.part, threadIdx.x / WARP,
-                          plan.seqs[low] * plan.max_pages);
+                          shared.seqs[low] * plan.max_pages);
     item.walk.find(plan.page_table, item.kv_head, plan.n_kv_heads);
 }
 
-DEVICE float4 scaled(float4 a, float f) { return make_float4(a.x * f, a.y * f, a.z * f, a.w * f); }
-DEVICE void add_scaled(float4& sum, float4 a, float f) {
-    sum.x += f * a.x, sum.y += f * a.y, sum.z += f * a.z, sum.w += f * a.w;
-}
-
-// Add the strands' results, in order: to y if this is the only part, else to the part's record.
-DEVICE void merge(const Shared& shared, int heads, bool only, float* y, float* record) {
-    for (int e = threadIdx.x; e < heads * HD / 4; e += THREADS) {
-        int h = e * 4 / HD, d = e * 4 % HD;
-        float top = -INFINITY, total = 0.0f;
-        float4 sum = make_float4(0, 0, 0, 0);
-#pragma unroll
-        for (int i = 0; i < STRANDS; i++) top = fmaxf(top, shared.maxima[i][h]);
-#pragma unroll
-        for (int i = 0; i < STRANDS; i++) {
-            float weight = exp2_of(shared.maxima[i][h] - top);
-            total += weight * shared.totals[i][h];
-            add_scaled(sum, *(const float4*)&shared.sums[i][h][d], weight);
-        }
-        if (only) {
-            ((float4*)y)[e] = scaled(sum, 1.0f / total);
-        } else {
-            __stcg((float4*)record + e, sum);
-            if (d == 0) {
-                __stcg(record + TILE * HD + h, top);
-                __stcg(record + TILE * (HD + 1) + h, total);
-            }
-        }
-    }
-}
-
-// Count a part in, by one thread, after a barrier behind the writes of its record. True for the
-// last to arrive: then what every block wrote of the others is visible.
-DEVICE bool arrive(u32* counter, int parts) {
-    u32 arrived;
-    asm volatile("atom.add.acq_rel.gpu.u32 %0, [%1], 1;" : "=r"(arrived) : "l"(counter) : "memory");
-    if (arrived == parts - 1) *counter = 0;
-    return arrived == parts - 1;
-}
-
-// Combine the records of all parts of a row and tile.
-DEVICE void combine(Shared& shared, int heads, int parts, const float* records, float* y) {
-    static_assert(SPLITS <= 2 * WARP, "a lane weighs two parts");
-    int lane = threadIdx.x % WARP;
-    for (int h = threadIdx.x / WARP; h < heads; h += WARPS) {
-        float top[2], total[2], weight[2], sum = 0.0f;
-#pragma unroll
-        for (int i = 0; i < 2; i++) {
-            const float* r = records + (lane + i * WARP) * RECORD + TILE * HD + h;
-            bool there = lane + i * WARP < parts;
-            top[i] = there ? __ldcg(r) : -INFINITY;
-            total[i] = there ? __ldcg(r + TILE) : 0.0f;
-        }
-        float best = warp_max(fmaxf(top[0], top[1]));
-#pragma unroll
-        for (int i = 0; i < 2; i++) {
-            weight[i] = exp2_of(top[i] - best);
-            sum += weight[i] * total[i];
-            if (lane + i * WARP < SPLITS) shared.weights[h][lane + i * WARP] = weight[i];
-        }
-        sum = warp_sum(sum);
-        if (lane == 0) shared.inverse[h] = 1.0f / sum;
-    }
-    __syncthreads();
-    for (int e = threadIdx.x; e < heads * HD / 4; e += THREADS) {
-        int h = e * 4 / HD;
-        float4 out = make_float4(0, 0, 0, 0);
-#pragma unroll 16
-        for (int s = 0; s < parts; s++)
-            add_scaled(out, __ldcg((const float4*)(records + s * RECORD) + e),
-                       shared.weights[h][s]);
-        ((float4*)y)[e] = scaled(out, shared.inverse[h]);
-    }
-}
-
 KERNEL __launch_bounds__(THREADS, WALKS)
-    attention_decode(const float* q, const u8* k_plane, const u8* v_plane, const f16* k_scales,
-                     const f16* v_scales, const i32* positions, const i32* seqs,
-                     const i32* page_table, float* y, float* parts, u32* counters, int rows,
-                     int n_kv_heads, int max_pages, int window, int new_keys, float scale,
-                     float cap) {
+    attention_decode(const float* q, u8* k_plane, u8* v_plane, f16* k_scales, f16* v_scales,
+                     const i32* positions, const i32* seqs, const i32* page_table, float* y,
+                     float* parts, u32* counters, int rows, int n_kv_heads, int max_pages,
+                     int window, int new_keys, float scale, float cap, const float* q_bias,
+                     const float* k_bias, const float* v_bias, const float* q_norm,
+                     const float* k_norm, const i32* cells, const float2* turns, float magnitude,
+                     float eps) {
     extern __shared__ __align__(16) u8 memory[];
     Shared& shared = *(Shared*)memory;
     pdl_launch();
     Planes planes = {k_plane, v_plane, k_scales, v_scales};
+    Projections projections = {q, q_bias, k_bias, v_bias, q_norm, k_norm, cells, turns,
+                               n_kv_heads * GROUP, n_kv_heads, magnitude, eps};
     int thread = threadIdx.x, tiles = n_kv_heads * HEAD_TILES;
     // items before each row, by one warp
     if (thread < WARP) {
         int before = 0;
         for (int base = 0; base < rows; base += WARP) {
-            int r = base + thread;
-            int count = r < rows ? span_of(positions[r], window).parts * tiles : 0;
+            int r = base + thread, count = 0;
+            if (r < rows) {
+                int position = positions[r], seq = seqs[r];
+                shared.positions[r] = position, shared.seqs[r] = seq;
+                count = span_of(position, window).parts * tiles;
+            }
             int sum = count;
 #pragma unroll
             for (int offset = 1; offset < WARP; offset *= 2) {
@@ -412,7 +357,7 @@ KERNEL __launch_bounds__(THREADS, WALKS)
         }
         if (thread == 0) {
             shared.first_item[rows] = before;
-            shared.plan = {positions, seqs, page_table, rows, n_kv_heads, max_pages, window};
+            shared.plan = {page_table, rows, n_kv_heads, max_pages, window, new_keys};
         }
     }
     __syncthreads();
@@ -424,21 +369,26 @@ KERNEL __launch_bounds__(THREADS, WALKS)
         if (thread % WARP == 0) find_item(shared.items[which][thread / WARP], number, shared);
         __syncwarp();
     };
+    // an item's queries and, of what follows the projections, all that it reads
+    auto bring = [&](int which, Rotation<ROTATED>& rotation) {
+        bring_queries(shared, which, projections, factor, rotation);
+        if (PROJECTED) store_new(shared, which, projections, planes, rotation);
+    };
     find(0, blockIdx.x);
     const Item& begin = shared.items[0][thread / WARP];
     Keys keys;
     Vals vals;
-    if (EARLY) {
-        fetch_keys(keys, planes, begin.walk);
-        fetch_vals(vals, planes, begin.walk);
-    }
+    auto fetch_first = [&](const Item& item) {
+        fetch_keys(keys, planes, item.walk);
+        fetch_vals(vals, planes, item.walk);
+    };
+    if (EARLY) fetch_first(begin);
+    Rotation<ROTATED> first;
+    if (PROJECTED && blockIdx.x < items) projections.turn(first, begin.span.end - 1);
     pdl_wait();
     if (blockIdx.x < items) {
-        if (EARLY && (begin.walk.page + 1) * PAGE > begin.span.end - new_keys) {
-            fetch_keys(keys, planes, begin.walk);
-            fetch_vals(vals, planes, begin.walk);
-        }
-        load_queries(shared.q[0], q + begin.at, begin.heads, factor);
+        if (EARLY && !PROJECTED && begin.ends_new()) fetch_first(begin);
+        bring(0, first);
     }
     // An item's part is counted in during the next item, so that no one waits for the answer.
     if (thread == 0) shared.places[1].parts = 0;
@@ -448,8 +398,8 @@ KERNEL __launch_bounds__(THREADS, WALKS)
         const Item& next = shared.items[buffer ^ 1][thread / WARP];
         auto prepare = [&] {
             find(buffer ^ 1, number + gridDim.x);
-            if (number + gridDim.x < items)
-                load_queries(shared.q[buffer ^ 1], q + next.at, next.heads, factor);
+            Rotation<ROTATED> rotation;
+            if (number + gridDim.x < items) bring(buffer ^ 1, rotation);
         };
         auto records = [&](int slot) { return parts + (i64)slot * SPLITS * RECORD; };
         const Place &now = shared.places[buffer], &before = shared.places[buffer ^ 1];
@@ -462,6 +412,11 @@ KERNEL __launch_bounds__(THREADS, WALKS)
             if (!EARLY) shared.last = arrived;  // it waits, for want of a register
         }
         if (!last) {
+            if (EARLY && PROJECTED) {
+                if (item.ends_new()) fetch_first(item);
+                take_own(keys, vals, shared.own[buffer][0], shared.own[buffer][1], item.walk,
+                         item.span.end - 1);
+            }
             if (EARLY) prepare();
             Walk walk = item.walk;
 #pragma unroll 1
@@ -480,10 +435,10 @@ KERNEL __launch_bounds__(THREADS, WALKS)
         if (EARLY && thread == 0) shared.last = arrived;
         __syncthreads();
         if (!last)
-            merge(shared, now.heads, now.parts == 1, y + now.at,
+            merge(shared.sums, now.heads, now.parts == 1, y + now.at,
                   records(now.slot) + now.part * RECORD);
         if (shared.last)
-            combine(shared, before.heads, before.parts, records(before.slot), y + before.at);
+            combine(shared.sums, before.heads, before.parts, records(before.slot), y + before.at);
         if (!EARLY && !last) prepare();
     }
     // a padded row reads nothing, but its output is defined

@@ -1,18 +1,22 @@
-"""Host side of the split attention kernel: scratch, geometry, how many splits."""
+"""Host side of the split attention kernel: scratch, geometry, how many splits.
+
+Its queries are the output of the node before, or a product as it is (`qkv.melting_projections`).
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from minfer.backends.cuda.kv import KIND
 from minfer.backends.cuda.launch import Kernel, Launch, kernel
+from minfer.backends.cuda.ops import qkv
 from minfer.backends.cuda.ops.base import Context, blocks
 from minfer.dtypes import DType
-from minfer.graph import AttentionAttrs, Node
+from minfer.graph import AttentionAttrs, Node, RopeSpec
 
 STRANDS = 8  # walks of a part
 TILE = 8  # query heads of one work item
-MAX_ROWS = 64  # of one launch, so that the parts' scratch stays small
+MAX_ROWS = qkv.MAX_MELTED  # of one launch, so that the parts' scratch stays small
 
 
 def n_splits(n_tiles: int) -> int:
@@ -44,12 +48,17 @@ def launches(node: Node, ctx: Context, first: int, end: int) -> list[Launch]:
     splits = n_splits(tiles)
     record = TILE * (attrs.head_dim + 2) * 4
     max_pages = ctx.graph.nodes[node.srcs[3]].shape[1]
+    projections = ctx.projections.get(node.srcs[0])
+    if projections is None:
+        before = qkv.Epilogue(ctx.src(node, 0), (0,) * 7, (0.0, 0.0), {})
+    else:
+        before = qkv.epilogue(projections, ctx)
     result = []
     for start in range(first, end, MAX_ROWS):
         rows = min(MAX_ROWS, end - start)
         warps = n_warps(end - first, tiles, attrs.head_dim)
         args = (
-            ctx.src(node, 0) + start * node.shape[1] * 4,
+            before.values + start * node.shape[1] * 4,
             *state.addresses,
             ctx.src(node, 1) + start * 4,
             ctx.src(node, 2) + start * 4,
@@ -64,44 +73,58 @@ def launches(node: Node, ctx: Context, first: int, end: int) -> list[Launch]:
             end - first,
             attrs.scale,
             attrs.softcap,
+            *before.vectors,
+            *before.numbers,
         )
         n_blocks = min(rows * tiles * splits, ctx.facts.n_sms * (STRANDS // warps))
-        made = _kernel(attrs.head_dim, group, state.spec.dtype, splits, attrs.softcap, warps)
-        shared = shared_bytes(attrs.head_dim, splits)
+        made = _kernel(
+            attrs.head_dim, group, state.spec.dtype, splits, attrs.softcap, warps, before.defines
+        )
+        shared = shared_bytes(attrs.head_dim, splits, warps)
         result.append(Launch(made, (n_blocks, 1, 1), 32 * warps, args, shared))
     return result
 
 
-def shared_bytes(head_dim: int, splits: int) -> int:
+def shared_bytes(head_dim: int, splits: int, warps: int) -> int:
     """Size of the kernel's `Shared`."""
     queries = 2 * blocks(head_dim, 32) * 2 * 32 * 16
-    strands = STRANDS * TILE * (head_dim + 6) * 4
-    weights = TILE * (splits + 1) * 4
-    return (
-        blocks(queries + strands + weights + (MAX_ROWS + 2 + 10 + 2 * 19 * STRANDS + 12) * 4, 16)
-        * 16
-    )
+    sums = (STRANDS * TILE * (head_dim + 6) + TILE * (splits + 1)) * 4
+    heads = (warps + 4) * head_dim * 4
+    items = (3 * MAX_ROWS + 2 + 10 + 2 * 21 * warps + 8) * 4
+    return blocks(queries + sums + heads + items, 16) * 16
 
 
 def kernels(head_dims: Iterable[int]) -> Sequence[Kernel]:
-    """Every head size and type, with and without the cap, for few items and for many."""
-    return [
-        _kernel(head_dim, 7, dtype, 32, cap, warps)
-        for head_dim in head_dims
-        for dtype in KIND
-        for cap, warps in ((0, 8), (50, 8), (0, 4))
-        if warps == 8 or head_dim <= 128
-    ]
+    """Every head size and type: with the cap; of projections, for few items and for many."""
+    found = []
+    for head_dim in head_dims:
+        spec = RopeSpec("neox", (1.0,) * (head_dim // 2))
+        macros = qkv.defines(head_dim, spec, bias=True, norm=True)
+        for dtype in KIND:
+            found.append(_kernel(head_dim, 7, dtype, 32, 50, 8, {}))
+            found += [
+                _kernel(head_dim, 7, dtype, 32, 0, warps, macros)
+                for warps in (8, 4)
+                if warps == 8 or head_dim <= 128
+            ]
+    return found
 
 
 def _kernel(
-    head_dim: int, group: int, dtype: DType, splits: int, softcap: float, warps: int
+    head_dim: int,
+    group: int,
+    dtype: DType,
+    splits: int,
+    softcap: float,
+    warps: int,
+    projections: Mapping[str, int],
 ) -> Kernel:
+    macros = {"HD": head_dim, "PROJECTED": int(bool(projections)), **projections}
     return kernel(
         "ops/attention_decode.cu",
         "attention_decode",
-        "p p p p p p p p p p p i i i i i f f",
-        HD=head_dim,
+        " ".join(["p"] * 11 + ["i"] * 5 + ["f"] * 2 + ["p"] * 7 + ["f"] * 2),
+        **macros,
         GROUP=group,
         KV=KIND[dtype],
         SPLITS=splits,

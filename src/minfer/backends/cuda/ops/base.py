@@ -134,6 +134,7 @@ class Context:
         states: KV states by name.
         norms: norms that become part of their readers, by node id.
         handed: nodes that make their rows beyond the single ones halves for their reader, by id.
+        projections: `fused_qkv` nodes that leave to their reader what follows the product, by id.
         settings: the A/B switches.
         constant: makes an array of constants resident, answers its address.
         find: address of a resident weight, by its key; 0 where there is none.
@@ -152,6 +153,7 @@ class Context:
     states: Mapping[str, KVState]
     norms: Mapping[int, Node]
     handed: Set[int]
+    projections: Mapping[int, Node]
     constant: Callable[[NDArray[np.generic]], int]
     find: Callable[[Hashable], int]
     scratch: Scratch

@@ -20,11 +20,13 @@ KERNEL rope(const float* x, const i32* positions, const float2* turns, float* y,
     int h = blockIdx.y * WARPS + warp, position = positions[row];
     if (h >= n_heads || position < 0) return;
     i64 at = ((i64)row * n_heads + h) * HD;
+    Rotation<ROTATED> rotation;
+    rotation.find(position, turns, magnitude);
     Head<HD> head;
     head.load(x + at);
     head.write(heads[warp]);
     __syncwarp();
-    rotate<ROTATED, NEOX>(heads[warp], position, turns, magnitude);
+    rotation.rotate<NEOX>(heads[warp]);
     head.load(heads[warp]);
     head.write(y + at);
 }

@@ -1,0 +1,85 @@
+// The keys and values that a warp of `attention_decode` holds: which pieces are whose, and how they
+// get there. Macros of the kernel: HD, KV.
+#include "lib/pieces.cuh"
+#include "lib/strands.cuh"
+
+constexpr int CHUNKS = (HD + 31) / 32;  // of 32 head features for K, the last may be 16
+constexpr int BANDS = HD / 64 + HD % 64 / 32 + HD % 32 / 16;  // of 64, then 32, then 16 for V
+
+DEVICE constexpr int chunk_values(int c) { return HD - 32 * c >= 32 ? 8 : 4; }  // a lane's
+DEVICE constexpr int band_values(int b) {
+    return b < HD / 64 ? 8 : b == HD / 64 && HD % 64 >= 32 ? 4 : 2;
+}
+DEVICE constexpr int band_start(int b) { return b <= HD / 64 ? 64 * b : HD / 32 * 32; }
+
+// The lane's pieces of 16 keys (tiles j of 8: key 8j + g), and of their values (keys 2t, 2t + 1,
+// 2t + 8, 2t + 9).
+struct Keys {
+    Raw piece[2][CHUNKS];
+};
+struct Vals {
+    Raw piece[BANDS][4];
+};
+
+DEVICE void fetch_keys(Keys& k, const Planes& planes, const Walk& w) {
+    int g = threadIdx.x % WARP / 4, t = threadIdx.x % 4;
+#pragma unroll
+    for (int j = 0; j < 2; j++)
+#pragma unroll
+        for (int c = 0; c < CHUNKS; c++) {
+            int key = w.local + 8 * j + g;
+            bool valid = !w.done() && w.seen(8 * j + g);
+            if (chunk_values(c) == 8)
+                fetch<8>(k.piece[j][c], planes.k, planes.k_scales, w.block, key, 32 * c + 8 * t,
+                         valid);
+            else
+                fetch<4>(k.piece[j][c], planes.k, planes.k_scales, w.block, key, 32 * c + 4 * t,
+                         valid);
+        }
+}
+
+DEVICE void fetch_band(Raw (&piece)[4], int b, const Planes& planes, const Walk& w) {
+    int g = threadIdx.x % WARP / 4, t = threadIdx.x % 4;
+#pragma unroll
+    for (int j = 0; j < 4; j++) {
+        int offset = 8 * (j / 2) + 2 * t + j % 2, key = w.local + offset;
+        bool valid = !w.done() && w.seen(offset);
+        int n = band_values(b), d = band_start(b) + n * g;
+        if (n == 8) fetch<8>(piece[j], planes.v, planes.v_scales, w.block, key, d, valid);
+        if (n == 4) fetch<4>(piece[j], planes.v, planes.v_scales, w.block, key, d, valid);
+        if (n == 2) fetch<2>(piece[j], planes.v, planes.v_scales, w.block, key, d, valid);
+    }
+}
+
+DEVICE void fetch_vals(Vals& v, const Planes& planes, const Walk& w) {
+#pragma unroll
+    for (int b = 0; b < BANDS; b++) fetch_band(v.piece[b], b, planes, w);
+}
+
+// Take the key and value at `position`, if the walk begins with them, from where they lie packed.
+DEVICE void take_own(Keys& k, Vals& v, const float* key, const float* value, const Walk& w,
+                     int position) {
+    int g = threadIdx.x % WARP / 4, t = threadIdx.x % 4;
+    int offset = position - w.page * PAGE - w.local;
+    if (w.done() || offset < 0 || offset >= KEYS) return;
+#pragma unroll
+    for (int j = 0; j < 2; j++)
+#pragma unroll
+        for (int c = 0; c < CHUNKS; c++) {
+            if (8 * j + g != offset) continue;
+            if (chunk_values(c) == 8)
+                take<8>(k.piece[j][c], key, 32 * c + 8 * t);
+            else
+                take<4>(k.piece[j][c], key, 32 * c + 4 * t);
+        }
+#pragma unroll
+    for (int b = 0; b < BANDS; b++)
+#pragma unroll
+        for (int j = 0; j < 4; j++) {
+            if (8 * (j / 2) + 2 * t + j % 2 != offset) continue;
+            int n = band_values(b), d = band_start(b) + n * g;
+            if (n == 8) take<8>(v.piece[b][j], value, d);
+            if (n == 4) take<4>(v.piece[b][j], value, d);
+            if (n == 2) take<2>(v.piece[b][j], value, d);
+        }
+}

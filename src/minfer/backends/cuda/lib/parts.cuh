@@ -1,0 +1,105 @@
+// How `attention_decode` adds up: the strands of a part, in order, and the parts of a row, by the
+// last block to arrive. Macros of the kernel: HD, SPLITS, WARPS.
+#include "lib/strands.cuh"
+
+constexpr int THREADS = WARPS * WARP, TILE = 8;  // query heads of an item
+constexpr int STRANDS = PAGES * PAGE / KEYS;  // of a part
+constexpr int RECORD = TILE * (HD + 2);  // 8 outputs, 8 maxima, 8 sums
+
+struct Sums {
+    float values[STRANDS][TILE][HD + 4];  // a row starts four banks after the one before
+    float maxima[STRANDS][TILE], totals[STRANDS][TILE];
+    float weights[TILE][SPLITS], inverse[TILE];  // of parts
+};
+
+DEVICE float4 scaled(float4 a, float f) { return make_float4(a.x * f, a.y * f, a.z * f, a.w * f); }
+DEVICE void add_scaled(float4& sum, float4 a, float f) {
+    sum.x += f * a.x, sum.y += f * a.y, sum.z += f * a.z, sum.w += f * a.w;
+}
+
+// Add the strands' results, in order: to y if this is the only part, else to the part's record.
+DEVICE void merge(const Sums& sums, int heads, bool only, float* y, float* record) {
+    for (int e = threadIdx.x; e < heads * HD / 4; e += THREADS) {
+        int h = e * 4 / HD, d = e * 4 % HD;
+        float top = -INFINITY, total = 0.0f;
+        float4 sum = make_float4(0, 0, 0, 0);
+#pragma unroll
+        for (int i = 0; i < STRANDS; i++) top = fmaxf(top, sums.maxima[i][h]);
+#pragma unroll
+        for (int i = 0; i < STRANDS; i++) {
+            float weight = exp2_of(sums.maxima[i][h] - top);
+            total += weight * sums.totals[i][h];
+            add_scaled(sum, *(const float4*)&sums.values[i][h][d], weight);
+        }
+        if (only) {
+            ((float4*)y)[e] = scaled(sum, 1.0f / total);
+        } else {
+            __stcg((float4*)record + e, sum);
+            if (d == 0) {
+                __stcg(record + TILE * HD + h, top);
+                __stcg(record + TILE * (HD + 1) + h, total);
+            }
+        }
+    }
+}
+
+// Count a part in, by one thread, after a barrier behind the writes of its record. True for the
+// last to arrive: then what every block wrote of the others is visible.
+DEVICE bool arrive(u32* counter, int parts) {
+    u32 arrived;
+    asm volatile("atom.add.acq_rel.gpu.u32 %0, [%1], 1;" : "=r"(arrived) : "l"(counter) : "memory");
+    if (arrived == parts - 1) *counter = 0;
+    return arrived == parts - 1;
+}
+
+// Combine the records of all parts of a row and tile. Their outputs are asked for before the
+// weights are known, and many at a time.
+DEVICE void combine(Sums& sums, int heads, int parts, const float* records, float* y) {
+    static_assert(SPLITS <= 2 * WARP, "a lane weighs two parts");
+    constexpr int MANY = 2 * WARPS;  // with 4 warps, registers are short
+    int lane = threadIdx.x % WARP, n = heads * HD / 4, e = threadIdx.x;
+    float4 x[MANY];
+    auto ask = [&](int first) {
+#pragma unroll
+        for (int i = 0; i < MANY; i++) {
+            x[i] = make_float4(0, 0, 0, 0);
+            if (e < n && first + i < parts)
+                x[i] = __ldcg((const float4*)(records + (first + i) * RECORD) + e);
+        }
+    };
+    ask(0);
+    for (int h = threadIdx.x / WARP; h < heads; h += WARPS) {
+        float top[2], total[2], weight[2], sum = 0.0f;
+#pragma unroll
+        for (int i = 0; i < 2; i++) {
+            const float* r = records + (lane + i * WARP) * RECORD + TILE * HD + h;
+            bool there = lane + i * WARP < parts;
+            top[i] = there ? __ldcg(r) : -INFINITY;
+            total[i] = there ? __ldcg(r + TILE) : 0.0f;
+        }
+        float best = warp_max(fmaxf(top[0], top[1]));
+#pragma unroll
+        for (int i = 0; i < 2; i++) {
+            weight[i] = exp2_of(top[i] - best);
+            sum += weight[i] * total[i];
+            if (lane + i * WARP < SPLITS) sums.weights[h][lane + i * WARP] = weight[i];
+        }
+        sum = warp_sum(sum);
+        if (lane == 0) sums.inverse[h] = 1.0f / sum;
+    }
+    __syncthreads();
+    while (e < n) {
+        int h = e * 4 / HD;
+        float4 out = make_float4(0, 0, 0, 0);
+#pragma unroll 1
+        for (int first = 0; first < parts; first += MANY) {
+            if (first) ask(first);
+#pragma unroll
+            for (int i = 0; i < MANY; i++)
+                if (first + i < parts) add_scaled(out, x[i], sums.weights[h][first + i]);
+        }
+        ((float4*)y)[e] = scaled(out, sums.inverse[h]);
+        e += THREADS;
+        ask(0);
+    }
+}
