@@ -22,6 +22,7 @@ from test_cuda_fused import (
     test_attention_handed_over_is_that_of_f32,
     test_fused_ffn_is_its_chain,
     test_halves_handed_over_are_those_of_f32,
+    test_single_rows_handed_over_are_those_of_f32,
 )
 from test_cuda_sample import (
     test_broken_rows_are_told,
@@ -70,6 +71,15 @@ def test_halves_handed_over_before_hopper(
 
 
 @pytest.mark.parametrize("card", [AMPERE], indirect=True, ids=["ampere"])
+@pytest.mark.parametrize("act", ["silu", "gelu"])
+@pytest.mark.parametrize(("rows", "dtype"), [(4, "q8_0"), (16, "q4_K"), (33, "q6_K")])
+def test_single_rows_handed_over_before_hopper(
+    gpu: Any, card: Facts, rows: int, dtype: str, act: str
+) -> None:
+    test_single_rows_handed_over_are_those_of_f32(gpu, rows, dtype, act)
+
+
+@pytest.mark.parametrize("card", [AMPERE], indirect=True, ids=["ampere"])
 @pytest.mark.parametrize("head_dim", [64, 128])
 def test_attention_handed_over_before_hopper(gpu: Any, card: Facts, head_dim: int) -> None:
     test_attention_handed_over_is_that_of_f32(gpu, 80, 2, 4, 2, head_dim, "f16")
@@ -113,4 +123,5 @@ __all__ = [
     "test_equal_logits_rank_by_rising_id",
     "test_fused_ffn_is_its_chain",
     "test_halves_handed_over_are_those_of_f32",
+    "test_single_rows_handed_over_are_those_of_f32",
 ]

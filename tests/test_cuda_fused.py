@@ -197,7 +197,38 @@ def test_halves_handed_over_are_those_of_f32(
     between = builder.node("fused_ffn", (x,), attrs, "ffn", ("gate", "up"))
     y = builder.matmul(between, "down", "y", single_rows)
     inputs = {"x": data, "counts": [single_rows, real - single_rows, 0]}
-    check_handover(gpu, (builder, between, y), weights, inputs, real)
+    saved = 2 if single_rows > 3 else 1
+    check_handover(gpu, (builder, between, y), weights, inputs, real, saved)
+
+
+SINGLE_ROWS = [(4, "q4_K"), (8, "q8_0"), (9, "f16"), (16, "q4_K"), (17, "q6_K"), (33, "q5_0")]
+
+
+@pytest.mark.parametrize("act", ["silu", "gelu"])
+@pytest.mark.parametrize(("rows", "dtype"), [*SINGLE_ROWS, (64, "q4_K")])
+def test_single_rows_handed_over_are_those_of_f32(
+    gpu: Any, rows: int, dtype: str, act: Any
+) -> None:
+    """As of prompts; of a step with both, rows of each kind are handed over."""
+    n_ff = 768
+    rng = np.random.default_rng(rows)
+    shapes = {"gate": (n_ff, N_IN), "up": (n_ff, N_IN), "down": (80, n_ff)}
+    types = {"gate": dtype, "up": dtype, "down": "q6_K"}
+    weights = {
+        name: weight(name, rng.standard_normal(shape) * 0.05, BY_NAME[types[name]])
+        for name, shape in shapes.items()
+    }
+    for others in (0, 70):
+        builder = GraphBuilder({n: w.spec for n, w in weights.items()}, {})
+        x = builder.input("x", (rows + others, N_IN), F32)
+        builder.input("counts", (3,))
+        between = builder.node("fused_ffn", (x,), FusedFFNAttrs(act, rows), "ffn", ("gate", "up"))
+        y = builder.matmul(between, "down", "y", rows)
+        real = rows + others - 1
+        data = rng.standard_normal((rows + others, N_IN)) * 3
+        data[real:] = np.nan
+        inputs = {"x": data, "counts": [rows, others, 0]}
+        check_handover(gpu, (builder, between, y), weights, inputs, real, 2 if others else 1)
 
 
 def check_handover(
@@ -206,8 +237,12 @@ def check_handover(
     weights: dict[str, Any],
     inputs: dict[str, Any],
     real: int,
+    saved: int = 1,
 ) -> None:
-    """The product of a value is the same, bit for bit, if others read the value, too."""
+    """The product of a value is the same, bit for bit, if others read the value, too.
+
+    Where they do not, `saved` passes over the value less are made.
+    """
     builder, between, y = made
     outs, passes = [], []
     for outputs in ((y, between), (y,)):
@@ -218,7 +253,7 @@ def check_handover(
         passes.append(gpu.kernels(split)[y.id].count("matmul_act"))
     assert np.isfinite(outs[0]).all()
     np.testing.assert_array_equal(outs[1], outs[0])
-    assert passes[0] == passes[1] + 1
+    assert passes[0] == passes[1] + saved
 
 
 @pytest.mark.parametrize(

@@ -30,10 +30,10 @@ def supports(node: Node, graph: Graph) -> str | None:
     return None
 
 
-def hands_over(node: Node, graph: Graph, settings: Settings) -> bool:
+def hands_over(node: Node, graph: Graph, facts: Facts, settings: Settings) -> tuple[bool, bool]:
     """The tiled kernels write halves where they are asked to."""
     assert isinstance(node.attrs, AttentionAttrs)
-    return _tiled(graph.states[node.attrs.state].dtype, settings)
+    return False, _tiled(graph.states[node.attrs.state].dtype, settings)
 
 
 def _tiled(cache: DType, settings: Settings) -> bool:
