@@ -11,7 +11,7 @@ from cuda_lowering import CARDS, H200
 from minfer.backends import Split
 from minfer.backends.cuda import foresight, handover
 from minfer.backends.cuda.device import Facts
-from minfer.backends.cuda.ops.base import Halves
+from minfer.backends.cuda.ops.base import Chunks, Halves
 from minfer.dtypes import BY_NAME, F32
 from minfer.graph import (
     AttentionAttrs,
@@ -23,9 +23,6 @@ from minfer.graph import (
     WeightSpec,
 )
 from minfer.settings import Settings
-
-
-MANY = Halves(many=True)
 
 
 def gated(
@@ -141,7 +138,8 @@ def attention(cache: str, single_rows: int = 0) -> tuple[Split, Node]:
 @pytest.mark.parametrize("single_rows", [0, 64])
 def test_attention_by_the_tiled_kernels(cache: str, single_rows: int) -> None:
     split, value = attention(cache, single_rows)
-    assert handed_over(split) == {value.id: MANY}
+    single = Chunks(64, True) if single_rows else None
+    assert handed_over(split) == {value.id: Halves(single, True)}
     assert not handed_over(split, no_fa_prefill=True)
 
 

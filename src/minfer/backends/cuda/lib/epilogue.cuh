@@ -31,7 +31,7 @@ struct Output {
     const float* factor;    // [packed rows]
     const float* bias;      // [stride], or null
     const float* residual;  // [m][stride], or null
-    float* out;             // [m][stride], or chunked halves: see `write_halves` and below
+    float* out;             // [m][stride], or chunked halves: see `columns`, `write_halves`
     int stride;
     // Of a gated product whose only reader multiplies halves: rows of its chunks (`act.cuh`), and
     // whether they are in the other order; 0 for f32. The stride is a multiple of 128.

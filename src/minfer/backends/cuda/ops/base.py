@@ -117,6 +117,12 @@ class Chunks:
     ordered: bool
 
 
+def out_defines(chunks: Chunks | None) -> dict[str, int]:
+    """Macros of a kernel for how its rows lie, None for f32."""
+    found = chunks or Chunks(0, False)
+    return {"OUT_COLUMNS": found.columns, "OUT_ORDERED": int(found.ordered)}
+
+
 @dataclass(frozen=True, slots=True)
 class Halves:
     """Which rows of a value are halves, made for the one product that reads it.

@@ -24,6 +24,7 @@ from minfer.backends.cuda.ops.base import (
     Store,
     blocks,
     halves_key,
+    out_defines,
 )
 from minfer.backends.cuda.ops.matmul_pack import Format, Group
 from minfer.dtypes import BY_NAME, F32, WEIGHT_TYPES
@@ -286,12 +287,6 @@ def batch_launches(
     return launches
 
 
-def _out_chunks(chunks: Chunks | None) -> dict[str, int | float | str]:
-    """Macros for how outputs lie, None for f32."""
-    found = chunks or Chunks(0, False)
-    return {"OUT_COLUMNS": found.columns, "OUT_ORDERED": int(found.ordered)}
-
-
 def batch_kernels(
     group: Group, epilogue: int, out: Chunks | None, variant: choose.Batch
 ) -> tuple[Kernel, Kernel]:
@@ -305,7 +300,7 @@ def batch_kernels(
         "RANKS": variant.ranks,
         "CLUSTER": int(variant.cluster),
         "EPILOGUE": epilogue,
-        **_out_chunks(out),
+        **out_defines(out),
         **_types(group),
     }
     file = "ops/matmul_batch.cu"
@@ -350,7 +345,7 @@ def hopper_batch_kernel(
         X_STAGES=variant.x_stages,
         RANKS=variant.ranks,
         EPILOGUE=epilogue,
-        **_out_chunks(out),
+        **out_defines(out),
         **_types(group),
     )
 

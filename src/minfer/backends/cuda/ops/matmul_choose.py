@@ -284,7 +284,7 @@ def hopper_batch(group: Group, rows: int, facts: Facts) -> HopperBatch:
 
 
 def _hopper_columns(rows: int) -> int:
-    return next(n for n in HOPPER_COLUMNS if n >= rows)
+    return next((n for n in HOPPER_COLUMNS if n >= rows), MAX_BATCH_ROWS)
 
 
 def hopper_batches(group: Group, columns: int, facts: Facts) -> Iterator[HopperBatch]:
