@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Set
+from collections.abc import Mapping
 from typing import Any
 
 from minfer.backends import Split
@@ -12,7 +12,7 @@ from minfer.backends.cuda.handover import handed_over
 from minfer.backends.cuda.kv import KVState
 from minfer.backends.cuda.launch import Launch, check_geometry, convert_args
 from minfer.backends.cuda.ops import OPS, lowered
-from minfer.backends.cuda.ops.base import Context
+from minfer.backends.cuda.ops.base import Context, Halves
 from minfer.backends.melt import melting_norms
 from minfer.graph import Graph, Node
 from minfer.scheduler import Plan
@@ -31,7 +31,7 @@ def lower(graph: Graph, facts: Facts = H200, **settings: Any) -> list[Launch]:
     """Every node's launches, over made-up addresses, checked as the device would."""
     nodes = tuple(node.id for node in graph.nodes if node.op != "input")
     split = Split(graph, nodes, {node.id: 256 * node.id for node in graph.nodes})
-    return _lower(split, {}, frozenset(), facts, settings)
+    return _lower(split, {}, {}, facts, settings)
 
 
 def lower_plan(plan: Plan, facts: Facts = H200, **settings: Any) -> list[Launch]:
@@ -44,7 +44,7 @@ def lower_plan(plan: Plan, facts: Facts = H200, **settings: Any) -> list[Launch]
             launches += _lower(
                 split,
                 melting_norms(split),
-                handed_over(split, Settings(**settings)),
+                handed_over(split, facts, Settings(**settings)),
                 facts,
                 settings,
             )
@@ -54,7 +54,7 @@ def lower_plan(plan: Plan, facts: Facts = H200, **settings: Any) -> list[Launch]
 def _lower(
     split: Split,
     norms: Mapping[int, Node],
-    handed: Set[int],
+    handed: Mapping[int, Halves],
     facts: Facts,
     settings: Mapping[str, Any],
 ) -> list[Launch]:

@@ -59,7 +59,7 @@ class Bench:
             weights=self.store.address,
             states={},
             norms={},
-            handed=frozenset(),
+            handed={},
             constant=lambda array: 0,
             find=lambda key: 0,
             scratch=lambda nbytes: self.scratch,

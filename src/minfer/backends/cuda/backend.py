@@ -228,7 +228,7 @@ class CudaBackend:
             weights=self._store.address,
             states=self._states,
             norms=melting_norms(split),
-            handed=handed_over(split, self._settings),
+            handed=handed_over(split, self.device.facts, self._settings),
             constant=self._constant,
             find=self._store.find,
             scratch=self._take_scratch,

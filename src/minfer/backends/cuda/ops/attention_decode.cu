@@ -3,9 +3,11 @@
 //
 //   y[h] = sum_j p_j v_j,  p = softmax(scale * q[h] . k_j),  j <= position, j > position - window
 //
-// Shapes:  q, y f32 [rows][n_heads][HD]; positions, seqs i32 [rows]; page_table i32 [slots]
-//          [max_pages], key j of slot s in cell page_table[s][j / 64] * 64 + j % 64; planes as
-//          kv.py. parts f32: per (row, kv head, head tile, split) a record of 8 x (HD + 2) floats.
+// Shapes:  q, y f32 [rows][n_heads][HD], or y as the x of the one product that reads it: chunked
+//          halves of OUT_COLUMNS rows, OUT_ORDERED or not (`matmul_batch.cu`); positions, seqs i32
+//          [rows]; page_table i32 [slots][max_pages], key j of slot s in cell
+//          page_table[s][j / 64] * 64 + j % 64; planes as kv.py. parts f32: per (row, kv head, head
+//          tile, split) a record of 8 x (HD + 2) floats.
 //          counters u32, one a (row, kv head, head tile), zero before and after.
 // Who:     a work item is (row, kv head, tile of up to 8 of its query heads, part). Parts are runs
 //          of whole pairs of pages, their number fixed by the row's own length (at most SPLITS). A
@@ -26,13 +28,15 @@
 // Numerics: scores, softmax and sums in f32. q8_0 values are rounded to halves after their scale;
 //          f32 values enter as two halves. Masked keys count exactly 0 and are not read; a row
 //          without keys gives 0.
-// Macros:  HD, GROUP (query heads a kv head), KV, SPLITS, SOFTCAP (0/1), WARPS (4 or 8).
+// Macros:  HD, GROUP (query heads a kv head), KV, SPLITS, SOFTCAP (0/1), WARPS (4 or 8),
+//          OUT_COLUMNS (0 for f32), OUT_ORDERED (0/1).
 // Versions: 2026-11-30, 28 heads, 4 kv heads of 128, f16, one H200, us at depth 512 / 2048 / 8192,
 //          and for 64 rows at 512:
 //          K then V, parts of a page, combine over one value a thread: 9.8 / 18.9 / 24.2, 72
 //          8 warps, K and V ahead, wide combine: 5.7 / 5.7 / 9.8, 65
 //          items streamed, no bank conflicts, arrival deferred: 5.8 / 5.8 / 10.0, 47
 //          4 warps, two blocks a multiprocessor: 7.6 / 7.9 / 12.3, 39; hence both, by rows
+#include "lib/act.cuh"
 #include "lib/pieces.cuh"
 #include "lib/strands.cuh"
 
@@ -314,8 +318,28 @@ DEVICE void add_scaled(float4& sum, float4 a, float f) {
     sum.x += f * a.x, sum.y += f * a.y, sum.z += f * a.z, sum.w += f * a.w;
 }
 
+// Where the results of an item go, the first of which is value `first` of its row.
+struct Result {
+    float* y;
+    int width, row, first;
+
+    DEVICE void put(int four, float4 v) const {
+        if (OUT_COLUMNS) {
+            int pair = first / 2 + 2 * four;
+            *half_pair(pair) = pack_act(v.x, v.y);
+            *half_pair(pair + 1) = pack_act(v.z, v.w);
+        } else {
+            ((float4*)(y + row * width + first))[four] = v;
+        }
+    }
+
+    DEVICE u32* half_pair(int pair) const {
+        return (u32*)((u8*)y + pair_offset(row, OUT_COLUMNS, pair, OUT_ORDERED));
+    }
+};
+
 // Add the strands' results, in order: to y if this is the only part, else to the part's record.
-DEVICE void merge(const Shared& shared, int heads, bool only, float* y, float* record) {
+DEVICE void merge(const Shared& shared, int heads, bool only, const Result& y, float* record) {
     for (int e = threadIdx.x; e < heads * HD / 4; e += THREADS) {
         int h = e * 4 / HD, d = e * 4 % HD;
         float top = -INFINITY, total = 0.0f;
@@ -329,7 +353,7 @@ DEVICE void merge(const Shared& shared, int heads, bool only, float* y, float* r
             add_scaled(sum, *(const float4*)&shared.sums[i][h][d], weight);
         }
         if (only) {
-            ((float4*)y)[e] = scaled(sum, 1.0f / total);
+            y.put(e, scaled(sum, 1.0f / total));
         } else {
             __stcg((float4*)record + e, sum);
             if (d == 0) {
@@ -350,7 +374,7 @@ DEVICE bool arrive(u32* counter, int parts) {
 }
 
 // Combine the records of all parts of a row and tile.
-DEVICE void combine(Shared& shared, int heads, int parts, const float* records, float* y) {
+DEVICE void combine(Shared& shared, int heads, int parts, const float* records, const Result& y) {
     static_assert(SPLITS <= 2 * WARP, "a lane weighs two parts");
     int lane = threadIdx.x % WARP;
     for (int h = threadIdx.x / WARP; h < heads; h += WARPS) {
@@ -380,7 +404,7 @@ DEVICE void combine(Shared& shared, int heads, int parts, const float* records, 
         for (int s = 0; s < parts; s++)
             add_scaled(out, __ldcg((const float4*)(records + s * RECORD) + e),
                        shared.weights[h][s]);
-        ((float4*)y)[e] = scaled(out, shared.inverse[h]);
+        y.put(e, scaled(out, shared.inverse[h]));
     }
 }
 
@@ -395,6 +419,7 @@ KERNEL __launch_bounds__(THREADS, WALKS)
     pdl_launch();
     Planes planes = {k_plane, v_plane, k_scales, v_scales};
     int thread = threadIdx.x, tiles = n_kv_heads * HEAD_TILES;
+    int width = n_kv_heads * GROUP * HD;  // of a row
     // items before each row, by one warp
     if (thread < WARP) {
         int before = 0;
@@ -451,6 +476,7 @@ KERNEL __launch_bounds__(THREADS, WALKS)
             if (number + gridDim.x < items)
                 load_queries(shared.q[buffer ^ 1], q + next.at, next.heads, factor);
         };
+        auto result = [&](int at) { return Result{y, width, at / width, at % width}; };
         auto records = [&](int slot) { return parts + (i64)slot * SPLITS * RECORD; };
         const Place &now = shared.places[buffer], &before = shared.places[buffer ^ 1];
         __syncthreads();
@@ -480,15 +506,15 @@ KERNEL __launch_bounds__(THREADS, WALKS)
         if (EARLY && thread == 0) shared.last = arrived;
         __syncthreads();
         if (!last)
-            merge(shared, now.heads, now.parts == 1, y + now.at,
+            merge(shared, now.heads, now.parts == 1, result(now.at),
                   records(now.slot) + now.part * RECORD);
         if (shared.last)
-            combine(shared, before.heads, before.parts, records(before.slot), y + before.at);
+            combine(shared, before.heads, before.parts, records(before.slot), result(before.at));
         if (!EARLY && !last) prepare();
     }
     // a padded row reads nothing, but its output is defined
     for (int r = blockIdx.x; r < rows; r += gridDim.x)
         if (positions[r] < 0)
-            for (int e = thread; e < n_kv_heads * GROUP * HD; e += THREADS)
-                y[(i64)r * n_kv_heads * GROUP * HD + e] = 0.0f;
+            for (int e = thread; e < width / 4; e += THREADS)
+                Result{y, width, r, 0}.put(e, float4{});
 }

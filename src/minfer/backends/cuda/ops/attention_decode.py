@@ -6,8 +6,8 @@ from collections.abc import Iterable, Sequence
 
 from minfer.backends.cuda.kv import KIND
 from minfer.backends.cuda.launch import Kernel, Launch, kernel
-from minfer.backends.cuda.ops.base import Context, blocks
-from minfer.dtypes import DType
+from minfer.backends.cuda.ops.base import Chunks, Context, blocks, out_defines
+from minfer.dtypes import F32, DType
 from minfer.graph import AttentionAttrs, Node
 
 STRANDS = 8  # walks of a part
@@ -35,7 +35,7 @@ def n_warps(rows: int, n_tiles: int, head_dim: int) -> int:
 
 
 def launches(node: Node, ctx: Context, first: int, end: int) -> list[Launch]:
-    """Attention of rows [first, end), in launches of at most `MAX_ROWS`."""
+    """Attention of rows [first, end), in launches of at most `MAX_ROWS`; of halves just one."""
     attrs = node.attrs
     assert isinstance(attrs, AttentionAttrs)
     state = ctx.states[attrs.state]
@@ -66,7 +66,8 @@ def launches(node: Node, ctx: Context, first: int, end: int) -> list[Launch]:
             attrs.softcap,
         )
         n_blocks = min(rows * tiles * splits, ctx.facts.n_sms * (STRANDS // warps))
-        made = _kernel(attrs.head_dim, group, state.spec.dtype, splits, attrs.softcap, warps)
+        out = ctx.halves(node.id).single
+        made = _kernel(attrs.head_dim, group, state.spec.dtype, splits, attrs.softcap, warps, out)
         shared = shared_bytes(attrs.head_dim, splits)
         result.append(Launch(made, (n_blocks, 1, 1), 32 * warps, args, shared))
     return result
@@ -85,17 +86,25 @@ def shared_bytes(head_dim: int, splits: int) -> int:
 
 def kernels(head_dims: Iterable[int]) -> Sequence[Kernel]:
     """Every head size and type, with and without the cap, for few items and for many."""
+    handed = ((0, 8, Chunks(8, False)), (0, 4, Chunks(32, True)))
     return [
-        _kernel(head_dim, 7, dtype, 32, cap, warps)
+        _kernel(head_dim, 7, dtype, 32, cap, warps, out)
         for head_dim in head_dims
         for dtype in KIND
-        for cap, warps in ((0, 8), (50, 8), (0, 4))
+        for cap, warps, out in ((0, 8, None), (50, 8, None), (0, 4, None), *handed)
         if warps == 8 or head_dim <= 128
+        if not (out and dtype is F32)
     ]
 
 
 def _kernel(
-    head_dim: int, group: int, dtype: DType, splits: int, softcap: float, warps: int
+    head_dim: int,
+    group: int,
+    dtype: DType,
+    splits: int,
+    softcap: float,
+    warps: int,
+    out: Chunks | None,
 ) -> Kernel:
     return kernel(
         "ops/attention_decode.cu",
@@ -107,4 +116,5 @@ def _kernel(
         SPLITS=splits,
         SOFTCAP=int(softcap != 0),
         WARPS=warps,
+        **out_defines(out),
     )
