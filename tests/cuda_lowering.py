@@ -60,7 +60,7 @@ def _lower(split: Split, facts: Facts, settings: Mapping[str, Any]) -> list[Laun
         states={name: KVState(spec, 1 << 34) for name, spec in graph.states.items()},
         norms=melting_norms(split),
         projections=melting_projections(split),
-        handed=handed_over(split, Settings(**settings)),
+        handed=handed_over(split, facts, Settings(**settings)),
         constant=lambda array: 1 << 35,
         find=resident(split, Settings(**settings)),
         scratch=lambda nbytes, name="work": 1 << 37,

@@ -22,6 +22,7 @@ from test_cuda_fused import (
     test_attention_handed_over_is_that_of_f32,
     test_fused_ffn_is_its_chain,
     test_halves_handed_over_are_those_of_f32,
+    test_single_rows_handed_over_are_those_of_f32,
 )
 from test_cuda_sample import (
     test_broken_rows_are_told,
@@ -70,9 +71,28 @@ def test_halves_handed_over_before_hopper(
 
 
 @pytest.mark.parametrize("card", [AMPERE], indirect=True, ids=["ampere"])
+@pytest.mark.parametrize(
+    ("rows", "dtype", "n_in", "n_ff", "act"),
+    [
+        (4, "q8_0", 512, 768, "silu"),
+        (16, "q4_K", 2048, 256, "gelu"),
+        (33, "q6_K", 2048, 256, "silu"),
+        (64, "q4_K", 512, 384, "gelu"),
+    ],
+)
+def test_single_rows_handed_over_before_hopper(
+    gpu: Any, card: Facts, rows: int, dtype: str, n_in: int, n_ff: int, act: str
+) -> None:
+    test_single_rows_handed_over_are_those_of_f32(gpu, rows, dtype, n_in, n_ff, act)
+
+
+@pytest.mark.parametrize("card", [AMPERE], indirect=True, ids=["ampere"])
+@pytest.mark.parametrize(("rows", "single_rows"), [(80, 2), (87, 17)])
 @pytest.mark.parametrize("head_dim", [64, 128])
-def test_attention_handed_over_before_hopper(gpu: Any, card: Facts, head_dim: int) -> None:
-    test_attention_handed_over_is_that_of_f32(gpu, 80, 2, 4, 2, head_dim, "f16")
+def test_attention_handed_over_before_hopper(
+    gpu: Any, card: Facts, head_dim: int, rows: int, single_rows: int
+) -> None:
+    test_attention_handed_over_is_that_of_f32(gpu, rows, single_rows, 4, 2, head_dim, "f16")
 
 
 @pytest.mark.parametrize("n_vocab", [1, 500, 4097, 20_000])
@@ -113,4 +133,5 @@ __all__ = [
     "test_equal_logits_rank_by_rising_id",
     "test_fused_ffn_is_its_chain",
     "test_halves_handed_over_are_those_of_f32",
+    "test_single_rows_handed_over_are_those_of_f32",
 ]

@@ -6,11 +6,12 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from cuda_lowering import CARDS
+from cuda_lowering import CARDS, H200
 
 from minfer.backends import Split
 from minfer.backends.cuda import foresight, handover
 from minfer.backends.cuda.device import Facts
+from minfer.backends.cuda.ops.base import Chunks, Halves
 from minfer.dtypes import BY_NAME, F32
 from minfer.graph import (
     AttentionAttrs,
@@ -24,9 +25,11 @@ from minfer.graph import (
 from minfer.settings import Settings
 
 
-def gated(rows: int, single_rows: int, n_ff: int = 1024) -> tuple[GraphBuilder, Node]:
+def gated(
+    rows: int, single_rows: int, n_ff: int = 1024, n_in: int = 512
+) -> tuple[GraphBuilder, Node]:
     """Gate and up; down is to follow."""
-    q8, n_in = BY_NAME["q8_0"], 512
+    q8 = BY_NAME["q8_0"]
     specs = {name: WeightSpec(q8, (n_in, n_ff)) for name in ("gate", "up")}
     specs |= {name: WeightSpec(q8, (n_ff, n_in)) for name in ("down", "down2")}
     specs["norm"] = WeightSpec(F32, (n_ff,))
@@ -37,8 +40,8 @@ def gated(rows: int, single_rows: int, n_ff: int = 1024) -> tuple[GraphBuilder, 
     return builder, builder.node("fused_ffn", (x,), attrs, "ffn", ("gate", "up"))
 
 
-def handed_over(split: Split, **settings: Any) -> frozenset[int]:
-    return handover.handed_over(split, Settings(**settings))
+def handed_over(split: Split, facts: Facts = H200, **settings: Any) -> dict[int, Halves]:
+    return handover.handed_over(split, facts, Settings(**settings))
 
 
 def split_of(builder: GraphBuilder, *outputs: Node) -> Split:
@@ -48,24 +51,44 @@ def split_of(builder: GraphBuilder, *outputs: Node) -> Split:
 
 
 @pytest.mark.parametrize("facts", CARDS, ids=lambda facts: facts.name)
-@pytest.mark.parametrize(("rows", "single_rows"), [(512, 0), (64, 0), (164, 100)])
-def test_what_one_product_reads(rows: int, single_rows: int, facts: Facts) -> None:
-    """Its reader has no pass over it, but for its single rows."""
+@pytest.mark.parametrize(
+    ("rows", "single_rows", "passes"),
+    [(512, 0, 0), (64, 0, 0), (164, 100, 2), (16, 16, 0), (4, 4, 0), (68, 4, 0), (132, 3, 1)],
+)
+def test_what_one_product_reads(rows: int, single_rows: int, passes: int, facts: Facts) -> None:
+    """Its reader has no pass over it, but for what does not fit, or takes several launches."""
     builder, value = gated(rows, single_rows)
     y = builder.matmul(value, "down", "y", single_rows)
     split = split_of(builder, y)
-    assert handed_over(split) == {value.id}
-    kernels = foresight.kernels(split, facts, Settings())
-    alone = foresight.kernels(replace(split, nodes=(y.id,)), facts, Settings())
-    before, after = list(alone[y.id]), list(kernels[y.id])
-    assert len(after) == len(before) - 1
-    before.reverse()
-    before.remove("matmul_act")  # the last, that of many rows
-    assert after == before[::-1]
+    halves = handed_over(split, facts)[value.id]
+    assert halves.many == (rows > single_rows)
+    kernels = foresight.kernels(split, facts, Settings())[y.id]
+    alone = foresight.kernels(replace(split, nodes=(y.id,)), facts, Settings())[y.id]
+    assert kernels.count("matmul_act") == passes
+    assert alone.count("matmul_act") == passes + halves.many + (halves.single is not None)
+    assert [k for k in kernels if k != "matmul_act"] == [k for k in alone if k != "matmul_act"]
+
+
+@pytest.mark.parametrize("facts", CARDS, ids=lambda facts: facts.name)
+@pytest.mark.parametrize("n_in", [512, 2048])
+@pytest.mark.parametrize("rows", [*range(1, 20), 31, 32, 33, 47, 48, 49, 63, 64, 65])
+def test_single_rows_lie_as_their_reader_has_them(rows: int, n_in: int, facts: Facts) -> None:
+    builder, value = gated(rows, rows, n_in=n_in)
+    split = split_of(builder, builder.matmul(value, "down", "y", rows))
+    handed = handed_over(split, facts)
+    if rows in (1, 2, 3, 65):
+        assert handed == {}
+        return
+    assert set(handed) == {value.id}
+    chunks = handed[value.id].single
+    assert chunks is not None
+    assert chunks.ordered == (facts.hopper and rows > 16)
+    assert rows <= chunks.columns <= 2 * rows  # which is room in the buffer of f32
 
 
 @pytest.mark.parametrize(
-    ("rows", "single_rows", "n_ff"), [(63, 0, 1024), (512, 449, 1024), (4, 4, 1024), (512, 0, 1056)]
+    ("rows", "single_rows", "n_ff"),
+    [(63, 0, 1024), (512, 449, 1024), (3, 3, 1024), (512, 0, 1056), (16, 16, 1056)],
 )
 def test_few_rows_and_odd_widths_stay(rows: int, single_rows: int, n_ff: int) -> None:
     builder, value = gated(rows, single_rows, n_ff)
@@ -87,6 +110,8 @@ def test_other_readers_are_no_products_of_its_rows() -> None:
     y = builder.matmul(builder.rms_norm(value, "norm", "norm", 1e-6), "down", "y", 0)
     assert not handed_over(split_of(builder, y))
     builder, value = gated(512, 0, 512)
+    assert not handed_over(split_of(builder, builder.matmul(value, "down", "y", 8)))
+    builder, value = gated(512, 16, 512)
     assert not handed_over(split_of(builder, builder.matmul(value, "down", "y", 8)))
     builder, value = gated(512, 0, 512)
     attrs = MatMulAttrs(0, False, residual=True)
@@ -113,7 +138,8 @@ def attention(cache: str, single_rows: int = 0) -> tuple[Split, Node]:
 @pytest.mark.parametrize("single_rows", [0, 64])
 def test_attention_by_the_tiled_kernels(cache: str, single_rows: int) -> None:
     split, value = attention(cache, single_rows)
-    assert handed_over(split) == {value.id}
+    single = Chunks(64, True) if single_rows else None
+    assert handed_over(split) == {value.id: Halves(single, True)}
     assert not handed_over(split, no_fa_prefill=True)
 
 

@@ -73,6 +73,21 @@ def test_launches_of_a_decode_step(name: str, a_layer: int) -> None:
     assert sum(name not in helpers for name in kernels) == a_layer * len(config.layers) + 6
 
 
+@pytest.mark.parametrize("facts", CARDS, ids=lambda f: f.name)
+@pytest.mark.parametrize("sequences", [4, 16, 64])
+@pytest.mark.parametrize("name", ["llama", "gemma3"])
+def test_a_batch_has_no_pass_between_products(name: str, sequences: int, facts: Facts) -> None:
+    """Attention and gate with up make the halves that the products after them multiply.
+
+    Two are left: of the rows chosen after the last attention, and of the last norm.
+    """
+    config = model_config(tiny(name))
+    shape = EngineConfig(256, 16384, max_sequences=64).step_shape(sequences, 0, sequences)
+    plan = make_plan(build_decoder(config, shape), [Device(OnPaper())], Settings())
+    kernels = [launch.kernel.name for launch in lower_plan(plan, facts)]
+    assert kernels.count("matmul_act") == 2
+
+
 def test_rows_go_to_the_kernel_of_their_path() -> None:
     assert names(lower(layer(128, "f16", 4, 4))) == ["attention_decode"]
     assert names(lower(layer(128, "f16", 64, 0))) == ["attention_prefill_sm90"]

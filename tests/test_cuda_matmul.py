@@ -59,7 +59,7 @@ class Bench:
             weights=self.store.address,
             states={},
             norms={},
-            handed=frozenset(),
+            handed={},
             projections={},
             constant=lambda array: 0,
             find=lambda key: 0,

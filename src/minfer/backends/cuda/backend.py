@@ -229,7 +229,7 @@ class CudaBackend:
             weights=self._store.address,
             states=self._states,
             norms=melting_norms(split),
-            handed=handed_over(split, self._settings),
+            handed=handed_over(split, self.device.facts, self._settings),
             projections=melting_projections(split),
             constant=self._constant,
             find=self._store.find,

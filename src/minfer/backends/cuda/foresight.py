@@ -130,7 +130,7 @@ def _lowered(
         weights=lambda key: 0,
         states={name: KVState(spec, 0) for name, spec in split.graph.states.items()},
         norms=melting_norms(split),
-        handed=handed_over(split, settings),
+        handed=handed_over(split, facts, settings),
         projections=melting_projections(split),
         constant=ledger.constant,
         find=resident(split, settings),

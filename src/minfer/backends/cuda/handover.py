@@ -1,55 +1,71 @@
 """Values that pass from one op to the product that reads them as the halves it multiplies.
 
-A product of many rows multiplies halves in an order of its own (`lib/act.cuh`). Where it is the
-only reader, the op before can write them so, which saves a pass over the value. As with norms that
-melt (`backends/melt.py`), this is decided when a split is lowered, not in the plan: no one else
-sees the value.
+Products of three rows and more multiply halves in an order of their own (`lib/act.cuh`). Where one
+is the only reader, the op before can write them so, which saves a pass over the value. As with
+norms that melt (`backends/melt.py`), this is decided when a split is lowered, not in the plan: no
+one else sees the value.
 """
 
 from __future__ import annotations
 
 from minfer.backends.base import Split
-from minfer.backends.cuda.ops import OPS
-from minfer.backends.cuda.ops.base import blocks
-from minfer.backends.cuda.ops.matmul_choose import TILE_M
+from minfer.backends.cuda.device import Facts
+from minfer.backends.cuda.ops import OPS, matmul
+from minfer.backends.cuda.ops.base import F32_ROWS, Chunks, Halves, blocks
+from minfer.backends.cuda.ops.matmul_choose import TILE_M, single_rows_chunks
 from minfer.backends.melt import PRODUCTS
-from minfer.graph import AttentionAttrs, FusedFFNAttrs, FusedQKVAttrs, MatMulAttrs, Node
+from minfer.graph import AttentionAttrs, FusedFFNAttrs, FusedQKVAttrs, Graph, MatMulAttrs, Node
 from minfer.settings import Settings
 
 STRIP = 128
 """Values of a row that halves are laid out by; fewer would need zeros behind them."""
 
 
-def handed_over(split: Split, settings: Settings) -> frozenset[int]:
-    """The nodes, by id, whose rows beyond the single ones are halves, made for their reader.
+def handed_over(split: Split, facts: Facts, settings: Settings) -> dict[int, Halves]:
+    """The nodes, by id, that make rows halves for their reader, and which rows.
 
-    These take the place of the rows in the node's own buffer, behind the single rows, which stay
-    f32: whole tiles of rows at half the size, so of a few rows they would not fit.
+    Single rows and the others are decided apart. Halves take the place of the rows in the node's
+    own buffer, in chunks or tiles that may have more rows: so of a few they do not fit.
     """
-    nodes = (split.graph.nodes[i] for i in split.nodes)
-    return frozenset(n.id for n in nodes if _can_write(split, n, settings) and _is_read(split, n))
+    found = {}
+    for node in (split.graph.nodes[i] for i in split.nodes):
+        hands_over = getattr(OPS[node.op], "hands_over", None)
+        reader = _reader(split, node) if hands_over else None
+        if hands_over is None or reader is None or node.shape[1] % STRIP:
+            continue
+        single, many = hands_over(node, split.graph, facts, settings)
+        halves = Halves(
+            _chunks(reader, split.graph, facts) if single else None,
+            many and _has_room(node.shape[0] - _single_rows(node), TILE_M),
+        )
+        if halves != F32_ROWS:
+            found[node.id] = halves
+    return found
 
 
-def _can_write(split: Split, node: Node, settings: Settings) -> bool:
-    """Whether its op can, and there is room for it."""
-    hands_over = getattr(OPS[node.op], "hands_over", None)
-    if hands_over is None or not hands_over(node, split.graph, settings):
-        return False
-    many = _many_rows(node)
-    return node.shape[1] % STRIP == 0 and 0 < blocks(many, TILE_M) * TILE_M <= 2 * many
-
-
-def _is_read(split: Split, node: Node) -> bool:
-    """Whether a product of the split reads the rows, and nothing else does."""
+def _reader(split: Split, node: Node) -> Node | None:
+    """The product of the split that reads the rows, if nothing else does."""
     graph = split.graph
     if node.id in graph.outputs or len(graph.readers[node.id]) != 1:
-        return False
-    (index,) = graph.readers[node.id]
-    reader = graph.nodes[index]
-    multiplies = reader.op in PRODUCTS and node.id not in reader.srcs[1:]
-    return multiplies and index in split.nodes and _many_rows(reader) == _many_rows(node)
+        return None
+    reader = graph.nodes[graph.readers[node.id][0]]
+    if reader.op not in PRODUCTS or node.id in reader.srcs[1:] or reader.id not in split.nodes:
+        return None
+    return reader if _single_rows(reader) == _single_rows(node) else None
 
 
-def _many_rows(node: Node) -> int:
+def _chunks(reader: Node, graph: Graph, facts: Facts) -> Chunks | None:
+    """How the reader has its single rows, if there is room for that."""
+    rows = _single_rows(reader)
+    chunks = single_rows_chunks(matmul.group_of(reader, graph.weights), rows, facts)
+    return chunks if chunks and _has_room(rows, chunks.columns) else None
+
+
+def _has_room(rows: int, padded_to: int) -> bool:
+    """Whether rows of f32 leave room for halves, in multiples of so many rows."""
+    return 0 < blocks(rows, padded_to) * padded_to <= 2 * rows
+
+
+def _single_rows(node: Node) -> int:
     assert isinstance(node.attrs, (AttentionAttrs, FusedFFNAttrs, FusedQKVAttrs, MatMulAttrs))
-    return node.shape[0] - node.attrs.single_rows
+    return node.attrs.single_rows

@@ -46,6 +46,13 @@ DEVICE u64 ordered_offset(int row, int n_rows, int strip, int v) {  // bytes
     return chunk * 128 + ((v & 7) ^ (row & 7)) * 16;
 }
 
+// Of values 2 pair, 2 pair + 1 of a row, which are neighbours in either order.
+DEVICE u64 pair_offset(int row, int n_rows, int pair, bool ordered) {  // bytes
+    int strip = pair / 64, t = pair / 16 % 4, i = pair % 16;
+    return ordered ? ordered_offset(row, n_rows, strip, i) + t * 4
+                   : chunked_offset(row, n_rows, strip, i / 4, t) + i % 4 * 4;
+}
+
 // ---- chunked halves from the accumulators of tensor cores ---------------------------------------
 // There four lanes hold 16 values of each of two rows, every lane two of each 8. Memory takes 32
 // bytes of a row at a time, so they trade: each gets a vector of its own, and two lanes write 32.

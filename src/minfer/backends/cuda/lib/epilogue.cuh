@@ -31,8 +31,12 @@ struct Output {
     const float* factor;    // [packed rows]
     const float* bias;      // [stride], or null
     const float* residual;  // [m][stride], or null
-    float* out;             // [m][stride], or chunked halves: see `write_halves`
+    float* out;             // [m][stride], or chunked halves: see `columns`, `write_halves`
     int stride;
+    // Of a gated product whose only reader multiplies halves: rows of its chunks (`act.cuh`), and
+    // whether they are in the other order; 0 for f32. The stride is a multiple of 128.
+    int columns = 0;
+    bool ordered = false;
 
     // Sums of column n, n % 16 < 8, and of column n + 8: two outputs, or a gate and its up.
     DEVICE void finish(int kind, int m, int n, float a, float b) const {
@@ -43,8 +47,18 @@ struct Output {
             one(m, n + 8, b);
         } else {
             int to = n / 16 * 8 + n % 8;
-            if (to < stride) out[(u64)m * stride + to] = gated(kind, a, b);
+            if (to >= stride) return;
+            float v = gated(kind, a, b);
+            if (columns)
+                *((u16*)half_pair(m, to / 2) + to % 2) = pack_act(v, 0.0f);
+            else
+                out[(u64)m * stride + to] = v;
         }
+    }
+
+    // Where outputs 2 pair, 2 pair + 1 of row m are as halves.
+    DEVICE u32* half_pair(int m, int pair) const {
+        return (u32*)((u8*)out + pair_offset(m, columns, pair, ordered));
     }
 
     // Column n of row m, its factor applied.
@@ -93,7 +107,12 @@ struct Output {
             if (n + 8 < stride) *(float2*)(to + n + 8) = sum(sum(y.b, first.b), then.b);
         } else {
             int at = n / 16 * 8 + n % 8;
-            if (at < stride) *(float2*)(to + at) = gated_pair(KIND, y);
+            if (at >= stride) return;
+            float2 v = gated_pair(KIND, y);
+            if (columns)
+                *half_pair(m, at / 2) = pack_act(v.x, v.y);
+            else
+                *(float2*)(to + at) = v;
         }
     }
 

@@ -1,5 +1,6 @@
 // How `attention_decode` adds up: the strands of a part, in order, and the parts of a row, by the
-// last block to arrive. Macros of the kernel: HD, SPLITS, WARPS.
+// last block to arrive. Macros of the kernel: HD, SPLITS, WARPS, OUT_COLUMNS, OUT_ORDERED.
+#include "lib/act.cuh"
 #include "lib/strands.cuh"
 
 constexpr int THREADS = WARPS * WARP, TILE = 8;  // query heads of an item
@@ -17,8 +18,28 @@ DEVICE void add_scaled(float4& sum, float4 a, float f) {
     sum.x += f * a.x, sum.y += f * a.y, sum.z += f * a.z, sum.w += f * a.w;
 }
 
+// Where the results of an item go, the first of which is value `first` of its row.
+struct Result {
+    float* y;
+    int width, row, first;
+
+    DEVICE void put(int four, float4 v) const {
+        if (OUT_COLUMNS) {
+            int pair = first / 2 + 2 * four;
+            *half_pair(pair) = pack_act(v.x, v.y);
+            *half_pair(pair + 1) = pack_act(v.z, v.w);
+        } else {
+            ((float4*)(y + row * width + first))[four] = v;
+        }
+    }
+
+    DEVICE u32* half_pair(int pair) const {
+        return (u32*)((u8*)y + pair_offset(row, OUT_COLUMNS, pair, OUT_ORDERED));
+    }
+};
+
 // Add the strands' results, in order: to y if this is the only part, else to the part's record.
-DEVICE void merge(const Sums& sums, int heads, bool only, float* y, float* record) {
+DEVICE void merge(const Sums& sums, int heads, bool only, const Result& y, float* record) {
     for (int e = threadIdx.x; e < heads * HD / 4; e += THREADS) {
         int h = e * 4 / HD, d = e * 4 % HD;
         float top = -INFINITY, total = 0.0f;
@@ -32,7 +53,7 @@ DEVICE void merge(const Sums& sums, int heads, bool only, float* y, float* recor
             add_scaled(sum, *(const float4*)&sums.values[i][h][d], weight);
         }
         if (only) {
-            ((float4*)y)[e] = scaled(sum, 1.0f / total);
+            y.put(e, scaled(sum, 1.0f / total));
         } else {
             __stcg((float4*)record + e, sum);
             if (d == 0) {
@@ -54,7 +75,7 @@ DEVICE bool arrive(u32* counter, int parts) {
 
 // Combine the records of all parts of a row and tile. Their outputs are asked for before the
 // weights are known, and many at a time.
-DEVICE void combine(Sums& sums, int heads, int parts, const float* records, float* y) {
+DEVICE void combine(Sums& sums, int heads, int parts, const float* records, const Result& y) {
     static_assert(SPLITS <= 2 * WARP, "a lane weighs two parts");
     constexpr int MANY = 2 * WARPS;  // with 4 warps, registers are short
     int lane = threadIdx.x % WARP, n = heads * HD / 4, e = threadIdx.x;
@@ -98,7 +119,7 @@ DEVICE void combine(Sums& sums, int heads, int parts, const float* records, floa
             for (int i = 0; i < MANY; i++)
                 if (first + i < parts) add_scaled(out, x[i], sums.weights[h][first + i]);
         }
-        ((float4*)y)[e] = scaled(out, sums.inverse[h]);
+        y.put(e, scaled(out, sums.inverse[h]));
         e += THREADS;
         ask(0);
     }

@@ -30,10 +30,11 @@ def supports(node: Node, graph: Graph) -> str | None:
     return None
 
 
-def hands_over(node: Node, graph: Graph, settings: Settings) -> bool:
-    """The tiled kernels write halves where they are asked to."""
+def hands_over(node: Node, graph: Graph, facts: Facts, settings: Settings) -> tuple[bool, bool]:
+    """Both kernels write halves where they are asked to, the split one in one launch."""
     assert isinstance(node.attrs, AttentionAttrs)
-    return _tiled(graph.states[node.attrs.state].dtype, settings)
+    tiled = _tiled(graph.states[node.attrs.state].dtype, settings)
+    return tiled and node.attrs.single_rows <= attention_decode.MAX_ROWS, tiled
 
 
 def _tiled(cache: DType, settings: Settings) -> bool:

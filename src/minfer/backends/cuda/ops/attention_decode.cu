@@ -3,12 +3,14 @@
 //
 //   y[h] = sum_j p_j v_j,  p = softmax(scale * q[h] . k_j),  j <= position, j > position - window
 //
-// Shapes:  q, y f32 [rows][n_heads][HD]; positions, seqs i32 [rows]; page_table i32 [slots]
-//          [max_pages], key j of slot s in cell page_table[s][j / 64] * 64 + j % 64; planes as
-//          kv.py. parts f32: per (row, kv head, head tile, split) a record of 8 x (HD + 2) floats.
-//          counters u32, one a (row, kv head, head tile), zero before and after. If PROJECTED, q
-//          is the product of the Q, K and V projections, f32 [rows][n_heads + 2 kv heads][HD],
-//          with what `lib/projections.cuh` does to it; else that is 0, and k and v are stored.
+// Shapes:  q, y f32 [rows][n_heads][HD], or y as the x of the one product that reads it: chunked
+//          halves of OUT_COLUMNS rows, OUT_ORDERED or not (`matmul_batch.cu`); positions, seqs i32
+//          [rows]; page_table i32 [slots][max_pages], key j of slot s in cell
+//          page_table[s][j / 64] * 64 + j % 64; planes as kv.py. parts f32: per (row, kv head, head
+//          tile, split) a record of 8 x (HD + 2) floats. counters u32, one a (row, kv head, head
+//          tile), zero before and after. If PROJECTED, q is the product of the Q, K and V
+//          projections, f32 [rows][n_heads + 2 kv heads][HD], with what `lib/projections.cuh` does
+//          to it; else that is 0, and k and v are stored.
 // Who:     a work item is (row, kv head, tile of up to 8 of its query heads, part). Parts are runs
 //          of whole pairs of pages, their number fixed by the row's own length (at most SPLITS; one
 //          of a short row, since adding parts takes longer than walking on). A part is walked in 8
@@ -33,8 +35,9 @@
 // Numerics: scores, softmax and sums in f32. q8_0 values are rounded to halves after their scale;
 //          f32 values enter as two halves. Masked keys count exactly 0 and are not read; a row
 //          without keys gives 0. PROJECTED gives the bits of `qkv` and this kernel without it.
-// Macros:  HD, GROUP (query heads a kv head), KV, SPLITS, SOFTCAP (0/1), WARPS (4 or 8), PROJECTED
-//          (0/1), and with it ROTATED, NEOX, BIAS, NORM.
+// Macros:  HD, GROUP (query heads a kv head), KV, SPLITS, SOFTCAP (0/1), WARPS (4 or 8),
+//          OUT_COLUMNS (0 for f32), OUT_ORDERED (0/1), PROJECTED (0/1), and with it ROTATED, NEOX,
+//          BIAS, NORM.
 // Versions: 2026-11-30, 28 heads, 4 kv heads of 128, f16, one H200, us at depth 512 / 2048 / 8192,
 //          and for 64 rows at 512:
 //          K then V, parts of a page, combine over one value a thread: 9.8 / 18.9 / 24.2, 72
@@ -336,6 +339,7 @@ KERNEL __launch_bounds__(THREADS, WALKS)
     Projections projections = {q, q_bias, k_bias, v_bias, q_norm, k_norm, cells, turns,
                                n_kv_heads * GROUP, n_kv_heads, magnitude, eps};
     int thread = threadIdx.x, tiles = n_kv_heads * HEAD_TILES;
+    int width = n_kv_heads * GROUP * HD;  // of a row
     // items before each row, by one warp
     if (thread < WARP) {
         int before = 0;
@@ -401,6 +405,7 @@ KERNEL __launch_bounds__(THREADS, WALKS)
             Rotation<ROTATED> rotation;
             if (number + gridDim.x < items) bring(buffer ^ 1, rotation);
         };
+        auto result = [&](int at) { return Result{y, width, at / width, at % width}; };
         auto records = [&](int slot) { return parts + (i64)slot * SPLITS * RECORD; };
         const Place &now = shared.places[buffer], &before = shared.places[buffer ^ 1];
         __syncthreads();
@@ -435,15 +440,16 @@ KERNEL __launch_bounds__(THREADS, WALKS)
         if (EARLY && thread == 0) shared.last = arrived;
         __syncthreads();
         if (!last)
-            merge(shared.sums, now.heads, now.parts == 1, y + now.at,
+            merge(shared.sums, now.heads, now.parts == 1, result(now.at),
                   records(now.slot) + now.part * RECORD);
         if (shared.last)
-            combine(shared.sums, before.heads, before.parts, records(before.slot), y + before.at);
+            combine(shared.sums, before.heads, before.parts, records(before.slot),
+                    result(before.at));
         if (!EARLY && !last) prepare();
     }
     // a padded row reads nothing, but its output is defined
     for (int r = blockIdx.x; r < rows; r += gridDim.x)
         if (positions[r] < 0)
-            for (int e = thread; e < n_kv_heads * GROUP * HD; e += THREADS)
-                y[(i64)r * n_kv_heads * GROUP * HD + e] = 0.0f;
+            for (int e = thread; e < width / 4; e += THREADS)
+                Result{y, width, r, 0}.put(e, float4{});
 }

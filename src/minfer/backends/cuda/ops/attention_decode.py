@@ -10,8 +10,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from minfer.backends.cuda.kv import KIND
 from minfer.backends.cuda.launch import Kernel, Launch, kernel
 from minfer.backends.cuda.ops import qkv
-from minfer.backends.cuda.ops.base import Context, blocks
-from minfer.dtypes import DType
+from minfer.backends.cuda.ops.base import Chunks, Context, blocks, out_defines
+from minfer.dtypes import F32, DType
 from minfer.graph import AttentionAttrs, Node, RopeSpec
 
 STRANDS = 8  # walks of a part
@@ -39,7 +39,7 @@ def n_warps(rows: int, n_tiles: int, head_dim: int) -> int:
 
 
 def launches(node: Node, ctx: Context, first: int, end: int) -> list[Launch]:
-    """Attention of rows [first, end), in launches of at most `MAX_ROWS`."""
+    """Attention of rows [first, end), in launches of at most `MAX_ROWS`; of halves just one."""
     attrs = node.attrs
     assert isinstance(attrs, AttentionAttrs)
     state = ctx.states[attrs.state]
@@ -78,7 +78,14 @@ def launches(node: Node, ctx: Context, first: int, end: int) -> list[Launch]:
         )
         n_blocks = min(rows * tiles * splits, ctx.facts.n_sms * (STRANDS // warps))
         made = _kernel(
-            attrs.head_dim, group, state.spec.dtype, splits, attrs.softcap, warps, before.defines
+            attrs.head_dim,
+            group,
+            state.spec.dtype,
+            splits,
+            attrs.softcap,
+            warps,
+            before.defines,
+            ctx.halves(node.id).single,
         )
         shared = shared_bytes(attrs.head_dim, splits, warps)
         result.append(Launch(made, (n_blocks, 1, 1), 32 * warps, args, shared))
@@ -101,12 +108,11 @@ def kernels(head_dims: Iterable[int]) -> Sequence[Kernel]:
         spec = RopeSpec("neox", (1.0,) * (head_dim // 2))
         macros = qkv.defines(head_dim, spec, bias=True, norm=True)
         for dtype in KIND:
-            found.append(_kernel(head_dim, 7, dtype, 32, 50, 8, {}))
-            found += [
-                _kernel(head_dim, 7, dtype, 32, 0, warps, macros)
-                for warps in (8, 4)
-                if warps == 8 or head_dim <= 128
-            ]
+            found.append(_kernel(head_dim, 7, dtype, 32, 50, 8, {}, None))
+            for warps, out in ((8, Chunks(8, False)), (4, Chunks(32, True))):
+                if warps == 8 or head_dim <= 128:
+                    halves = None if dtype is F32 else out
+                    found.append(_kernel(head_dim, 7, dtype, 32, 0, warps, macros, halves))
     return found
 
 
@@ -118,6 +124,7 @@ def _kernel(
     softcap: float,
     warps: int,
     projections: Mapping[str, int],
+    out: Chunks | None,
 ) -> Kernel:
     macros = {"HD": head_dim, "PROJECTED": int(bool(projections)), **projections}
     return kernel(
@@ -130,4 +137,5 @@ def _kernel(
         SPLITS=splits,
         SOFTCAP=int(softcap != 0),
         WARPS=warps,
+        **out_defines(out),
     )

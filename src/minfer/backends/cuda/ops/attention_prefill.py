@@ -72,7 +72,7 @@ def launches(node: Node, ctx: Context, first: int, end: int) -> list[Launch]:
         attrs.softcap,
         blocks(end - first, TILE_M) * TILE_M,
     )
-    handed = node.id in ctx.handed
+    handed = ctx.halves(node.id).many
     hopper = on_hopper(ctx.facts, attrs.head_dim)
     grid = (
         blocks((end - first) * group, HOPPER_PAIRS if hopper else PAIRS),

@@ -4,9 +4,10 @@ An op is a module beside this one, listed in `minfer.backends.cuda.ops.OPS`, wit
 
     supports(node, graph) -> str | None     the reason why not, as in the backend contract
     load(node, weights, store) -> None      makes its weights resident (only ops with weights)
-    hands_over(node, graph, settings) -> bool
-                                            whether it can write halves for a product that reads
-                                            it, see `handover` (only ops that know how)
+    hands_over(node, graph, facts, settings) -> tuple[bool, bool]
+                                            whether it can write single rows, and the others, as
+                                            halves for a product that reads them, see `handover`
+                                            (only ops that know how)
     lower(node, ctx) -> list[Launch]        the node's work; needs no GPU
     kernels(facts) -> list[Kernel]          representative variants, for the compile check
 
@@ -16,7 +17,7 @@ device. So a launch's geometry and arguments never change between steps.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping, Sequence, Set
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
@@ -104,6 +105,44 @@ class Scratch(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
+class Chunks:
+    """How a product has its single rows: as chunked halves (`lib/act.cuh`).
+
+    Attributes:
+        columns: rows of a chunk; what pads them may be anything.
+        ordered: whether values are in the order of `matmul_batch_sm90`.
+    """
+
+    columns: int
+    ordered: bool
+
+
+def out_defines(chunks: Chunks | None) -> dict[str, int]:
+    """Macros of a kernel for how its rows lie, None for f32."""
+    found = chunks or Chunks(0, False)
+    return {"OUT_COLUMNS": found.columns, "OUT_ORDERED": int(found.ordered)}
+
+
+@dataclass(frozen=True, slots=True)
+class Halves:
+    """Which rows of a value are halves, made for the one product that reads it.
+
+    They take the place of the f32 rows, those beyond the single ones behind these.
+
+    Attributes:
+        single: how the single rows are halves, None for f32.
+        many: whether the others are chunked halves, padded to whole tiles of rows; what pads them
+            may be anything.
+    """
+
+    single: Chunks | None = None
+    many: bool = False
+
+
+F32_ROWS = Halves()
+
+
+@dataclass(frozen=True, slots=True)
 class Normed:
     """The input of a product.
 
@@ -111,14 +150,13 @@ class Normed:
         x: its address, f32 [rows, n_cols].
         norm: f32 [n_cols], the weight of a norm that x passes first, 0 for none.
         eps: of that norm.
-        halves: whether the rows beyond the single ones are chunked halves (`lib/act.cuh`) already,
-            padded to whole tiles of rows; what pads them may be anything.
+        halves: which of its rows are halves already.
     """
 
     x: int
     norm: int = 0
     eps: float = 0.0
-    halves: bool = False
+    halves: Halves = F32_ROWS
 
 
 @dataclass(frozen=True)
@@ -133,7 +171,7 @@ class Context:
         weights: resident weights: key -> address.
         states: KV states by name.
         norms: norms that become part of their readers, by node id.
-        handed: nodes that make their rows beyond the single ones halves for their reader, by id.
+        handed: which rows nodes make halves for their reader, by id; of the others, none.
         projections: `fused_qkv` nodes that leave to their reader what follows the product, by id.
         settings: the A/B switches.
         constant: makes an array of constants resident, answers its address.
@@ -152,7 +190,7 @@ class Context:
     weights: Callable[[Hashable], int]
     states: Mapping[str, KVState]
     norms: Mapping[int, Node]
-    handed: Set[int]
+    handed: Mapping[int, Halves]
     projections: Mapping[int, Node]
     constant: Callable[[NDArray[np.generic]], int]
     find: Callable[[Hashable], int]
@@ -171,9 +209,13 @@ class Context:
         """What a product reads: its first source, or that of the norm it takes in."""
         norm = self.norms.get(node.srcs[0])
         if norm is None:
-            return Normed(self.src(node, 0), halves=node.srcs[0] in self.handed)
+            return Normed(self.src(node, 0), halves=self.halves(node.srcs[0]))
         assert isinstance(norm.attrs, NormAttrs)
         return Normed(self.src(norm, 0), self.raw(norm.weights[0]), norm.attrs.eps)
+
+    def halves(self, index: int) -> Halves:
+        """Which rows of a node's output, by its id, are halves."""
+        return self.handed.get(index, F32_ROWS)
 
     def input(self, name: str) -> int:
         """Address of a graph-wide input, e.g. `counts`."""

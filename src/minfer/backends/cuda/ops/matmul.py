@@ -15,7 +15,17 @@ from minfer.backends.cuda.device import Facts
 from minfer.backends.cuda.launch import Kernel, Launch, kernel
 from minfer.backends.cuda.ops import matmul_choose as choose
 from minfer.backends.cuda.ops import matmul_pack
-from minfer.backends.cuda.ops.base import Context, Normed, Store, blocks, halves_key
+from minfer.backends.cuda.ops.base import (
+    F32_ROWS,
+    Chunks,
+    Context,
+    Halves,
+    Normed,
+    Store,
+    blocks,
+    halves_key,
+    out_defines,
+)
 from minfer.backends.cuda.ops.matmul_pack import Format, Group
 from minfer.dtypes import BY_NAME, F32, WEIGHT_TYPES
 from minfer.graph import FusedFFNAttrs, FusedQKVAttrs, Graph, MatMulAttrs, Node, WeightSpec
@@ -32,13 +42,12 @@ class Product:
     Attributes:
         group: the weights, at `weights`.
         x: the input.
-        out: f32 [rows, n_outputs]; of a gated product see `halves`.
+        out: f32 [rows, n_outputs], but for rows that are halves.
         rows, single_rows: as in `MatMulAttrs`.
         epilogue: `PLAIN`, or the gate's activation of a pair.
         bias: f32 [n_outputs], 0 for none.
         residual: shaped like the output, 0 for none.
-        halves: whether outputs of the rows beyond the single ones are written as `Normed.halves`
-            has them, behind those of the single ones.
+        halves: which rows of a gated product are written as halves.
     """
 
     group: Group
@@ -50,7 +59,7 @@ class Product:
     epilogue: int = PLAIN
     bias: int = 0
     residual: int = 0
-    halves: bool = False
+    halves: Halves = F32_ROWS
 
 
 def supports(node: Node, graph: Graph) -> str | None:
@@ -64,15 +73,19 @@ def supports(node: Node, graph: Graph) -> str | None:
     return matmul_pack.refuse(specs[:1])
 
 
-def hands_over(node: Node, graph: Graph, settings: Settings) -> bool:
-    """Gated products write halves where they are asked to."""
-    return isinstance(node.attrs, FusedFFNAttrs)
+def hands_over(node: Node, graph: Graph, facts: Facts, settings: Settings) -> tuple[bool, bool]:
+    """Gated products write halves; of single rows, those that one launch takes as such do."""
+    if not isinstance(node.attrs, FusedFFNAttrs):
+        return False, False
+    group = group_of(node, graph.weights)
+    return choose.single_rows_chunks(group, node.attrs.single_rows, facts) is not None, True
 
 
 def group_of(node: Node, specs: Mapping[str, WeightSpec]) -> Group:
-    """The packed weights of a matmul or fused_ffn node."""
+    """The packed weights of a matmul, fused_ffn or fused_qkv node."""
     paired = isinstance(node.attrs, FusedFFNAttrs)
-    names = node.weights if paired else node.weights[:1]
+    count = 2 if paired else 3 if isinstance(node.attrs, FusedQKVAttrs) else 1
+    names = node.weights[:count]
     return Group(names, tuple(specs[n] for n in names), paired)
 
 
@@ -122,7 +135,7 @@ def lower(node: Node, ctx: Context) -> list[Launch]:
         epilogue,
         bias,
         residual,
-        node.id in ctx.handed,
+        ctx.halves(node.id),
     )
     return project(product, ctx)
 
@@ -232,6 +245,16 @@ def vec_kernel(group: Group, variant: choose.Vec) -> Kernel:
     )
 
 
+def _single_x(
+    product: Product, first: int, rows: int, chunks: Chunks, room: int
+) -> tuple[int, list[Launch]]:
+    """Where x is as halves, and what makes them at `room` where it is not yet."""
+    if product.x.halves.single:
+        return product.x.x, []
+    columns, ordered = chunks.columns, chunks.ordered
+    return room, [act_launch(product.x, first, room, rows, columns, product.group, ordered)]
+
+
 def batch_launches(
     product: Product, first: int, rows: int, variant: choose.Batch, ctx: Context
 ) -> list[Launch]:
@@ -245,9 +268,10 @@ def batch_launches(
     weights = _addresses(product)
     ends = _ends(product, first)
     shape = (group.n_cols, *_tiles(group), group.n_outputs, rows)
-    main, finish = batch_kernels(group, product.epilogue, variant)
+    main, finish = batch_kernels(group, product.epilogue, product.halves.single, variant)
+    x, made = _single_x(product, first, rows, Chunks(variant.columns, False), x)
     launches = [
-        act_launch(product.x, first, x, rows, variant.columns, group),
+        *made,
         Launch(
             main,
             (variant.grid, 1, 1),
@@ -263,7 +287,9 @@ def batch_launches(
     return launches
 
 
-def batch_kernels(group: Group, epilogue: int, variant: choose.Batch) -> tuple[Kernel, Kernel]:
+def batch_kernels(
+    group: Group, epilogue: int, out: Chunks | None, variant: choose.Batch
+) -> tuple[Kernel, Kernel]:
     """The specialised `matmul_batch`, and what adds the sums of its ranks without a cluster."""
     macros = {
         "COLUMNS": variant.columns,
@@ -274,6 +300,7 @@ def batch_kernels(group: Group, epilogue: int, variant: choose.Batch) -> tuple[K
         "RANKS": variant.ranks,
         "CLUSTER": int(variant.cluster),
         "EPILOGUE": epilogue,
+        **out_defines(out),
         **_types(group),
     }
     file = "ops/matmul_batch.cu"
@@ -289,6 +316,7 @@ def hopper_batch_launches(
     """The launches of `matmul_batch_sm90` for `rows` single rows from `first` on."""
     group = product.group
     x = ctx.scratch(_halves_bytes(variant.columns, group))
+    x, launches = _single_x(product, first, rows, Chunks(variant.columns, True), x)
     args = (
         *_addresses(product),
         x,
@@ -298,15 +326,14 @@ def hopper_batch_launches(
         group.n_outputs,
         rows,
     )
-    made = hopper_batch_kernel(group, product.epilogue, variant)
+    made = hopper_batch_kernel(group, product.epilogue, product.halves.single, variant)
     grid = (variant.grid, 1, 1)
-    return [
-        act_launch(product.x, first, x, rows, variant.columns, group, ordered=True),
-        Launch(made, grid, variant.threads, args, variant.shared, variant.ranks),
-    ]
+    return [*launches, Launch(made, grid, variant.threads, args, variant.shared, variant.ranks)]
 
 
-def hopper_batch_kernel(group: Group, epilogue: int, variant: choose.HopperBatch) -> Kernel:
+def hopper_batch_kernel(
+    group: Group, epilogue: int, out: Chunks | None, variant: choose.HopperBatch
+) -> Kernel:
     """The specialised `matmul_batch_sm90`."""
     return kernel(
         "ops/matmul_batch_sm90.cu",
@@ -318,6 +345,7 @@ def hopper_batch_kernel(group: Group, epilogue: int, variant: choose.HopperBatch
         X_STAGES=variant.x_stages,
         RANKS=variant.ranks,
         EPILOGUE=epilogue,
+        **out_defines(out),
         **_types(group),
     )
 
@@ -336,7 +364,7 @@ def _many(product: Product, ctx: Context) -> list[Launch]:
     x = ctx.scratch(x_bytes + (0 if w else _halves_bytes(group.n_rows, group)))
     launches = [] if w else expand_launches(group, product.weights, x + x_bytes)
     w = w or x + x_bytes
-    if product.x.halves:
+    if product.x.halves.many:
         x = product.x.x + 4 * product.single_rows * group.n_cols
     else:
         launches.append(act_launch(product.x, product.single_rows, x, rows, variant.padded, group))
@@ -423,7 +451,7 @@ def gemm_launch(product: Product, x: int, w: int, counts: int, variant: choose.G
         group.n_outputs,
     )
     block = 384 if variant.hopper else 256
-    made = gemm_kernel(product.epilogue, product.halves, variant)
+    made = gemm_kernel(product.epilogue, product.halves.many, variant)
     return Launch(made, (variant.grid, 1, 1), block, args, variant.shared)
 
 
@@ -476,7 +504,10 @@ def _single_kernels(
         name = choose.single_rows_kernel(group, n, facts)
         if name == "matmul_vec":
             yield vec_kernel(group, choose.vec(group, n, facts))
-        elif name == "matmul_batch_sm90":
-            yield hopper_batch_kernel(group, epilogue, choose.hopper_batch(group, n, facts))
-        else:
-            yield from batch_kernels(group, epilogue, choose.batch(group, n, facts))
+            continue
+        for out in (None, choose.single_rows_chunks(group, n, facts)) if epilogue else (None,):
+            if name == "matmul_batch_sm90":
+                wide = choose.hopper_batch(group, n, facts)
+                yield hopper_batch_kernel(group, epilogue, out, wide)
+            else:
+                yield from batch_kernels(group, epilogue, out, choose.batch(group, n, facts))

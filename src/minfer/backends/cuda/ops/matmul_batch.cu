@@ -4,7 +4,9 @@
 // What: as `matmul_vec.cu`. RANKS blocks share the K of their tiles. On Hopper they form a CLUSTER
 //   and add their sums through each other's shared memory; elsewhere the sums go to `partial`, and
 //   `matmul_batch_finish` adds them.
-// Layouts: W as there; x chunked halves (`lib/act.cuh`) of COLUMNS rows; out f32 [rows][stride];
+// Layouts: W as there; x chunked halves (`lib/act.cuh`) of COLUMNS rows; out f32 [rows][stride], or
+//   of a gated product that one product alone reads, that product's x: chunked halves of
+//   OUT_COLUMNS rows, in the order of `matmul_batch_sm90` if OUT_ORDERED (`lib/act.cuh`);
 //   partial f32 [block][COLUMNS][n_tiles * 16].
 // Who: a block is WARPS x TILES row tiles by its share of K, and each warp TILES of its tiles by
 //   all COLUMNS rows of x. A warp streams its weights through a ring of its own; one more warp
@@ -28,6 +30,8 @@
 #define RANKS 1
 #define CLUSTER 0
 #define EPILOGUE 0
+#define OUT_COLUMNS 0
+#define OUT_ORDERED 0
 #endif
 
 constexpr int NT = COLUMNS / 8;
@@ -186,8 +190,8 @@ matmul_batch(const u8* w0, const u8* w1, const u8* w2, const float* factor, cons
     }
     if constexpr (!APART)
         finish_together<RANKS, EPILOGUE, TILE_N, PITCH>(
-            Output{factor, bias, residual, out, stride}, shared_address(xs), rank, block * TILE_N,
-            rows);
+            Output{factor, bias, residual, out, stride, OUT_COLUMNS, OUT_ORDERED},
+            shared_address(xs), rank, block * TILE_N, rows);
 }
 
 KERNEL __launch_bounds__(256)
@@ -205,6 +209,6 @@ matmul_batch_finish(const float* partial, const float* factor, const float* bias
         a += from[0];
         b += from[8];
     }
-    Output y = {factor, bias, residual, out, stride};
+    Output y = {factor, bias, residual, out, stride, OUT_COLUMNS, OUT_ORDERED};
     y.finish(EPILOGUE, m, column, a, b);
 }

@@ -3,7 +3,8 @@
 //
 // What: as `matmul_batch.cu`.
 // Layouts: W blocks of `lib/quant.cuh`, up to three weights side by side; x chunked halves of
-//   COLUMNS rows in this kernel's order (`lib/act.cuh`); out f32 [rows][stride].
+//   COLUMNS rows in this kernel's order (`lib/act.cuh`); out f32 [rows][stride] or
+//   halves, as there.
 // Who: a block is GROUPS warpgroups. A warp has one row tile, by its block's share of K, and
 //   streams it through a ring of its own; the four tiles of a warpgroup are the 64 rows of its
 //   products. x is their other operand, in a ring that all share, a strip of 128 of K a slot: the
@@ -30,6 +31,8 @@
 #define X_STAGES 4
 #define RANKS 1
 #define EPILOGUE 0
+#define OUT_COLUMNS 0
+#define OUT_ORDERED 0
 #endif
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
@@ -192,7 +195,8 @@ matmul_batch_sm90(const u8* w0, const u8* w1, const u8* w2, const float* factor,
             to[0] = d[4 * n + j];
             to[8] = d[4 * n + 2 + j];
         }
-    finish_together<RANKS, EPILOGUE, TILE_N, PITCH>(Output{factor, bias, residual, out, stride},
-                                                    shared_address(xs), rank, block * TILE_N, rows);
+    finish_together<RANKS, EPILOGUE, TILE_N, PITCH>(
+        Output{factor, bias, residual, out, stride, OUT_COLUMNS, OUT_ORDERED}, shared_address(xs),
+        rank, block * TILE_N, rows);
 }
 #endif

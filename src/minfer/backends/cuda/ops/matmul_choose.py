@@ -15,7 +15,7 @@ from itertools import product
 from typing import TYPE_CHECKING
 
 from minfer.backends.cuda.ops import matmul_pack
-from minfer.backends.cuda.ops.base import blocks
+from minfer.backends.cuda.ops.base import Chunks, blocks
 from minfer.backends.cuda.ops.matmul_pack import Group
 from minfer.errors import BackendError
 
@@ -75,6 +75,17 @@ def single_rows_kernel(group: Group, rows: int, facts: Facts) -> str:
     if facts.hopper and rows > MAX_MMA_ROWS:
         return "matmul_batch_sm90"
     return "matmul_batch"
+
+
+def single_rows_chunks(group: Group, rows: int, facts: Facts) -> Chunks | None:
+    """How one launch for so many single rows has x; None where it takes more, or x as f32."""
+    name = single_rows_kernel(group, rows, facts)
+    if rows > MAX_BATCH_ROWS or name == "matmul_vec":
+        return None
+    if name == "matmul_batch_sm90":
+        return Chunks(_hopper_columns(rows), True)
+    columns = batch(group, rows, facts).columns
+    return Chunks(columns, False) if rows <= columns else None
 
 
 def _fits(group: Group, rows: int, facts: Facts) -> bool:
@@ -275,12 +286,16 @@ MAX_GROUPS = 5
 
 def hopper_batch(group: Group, rows: int, facts: Facts) -> HopperBatch:
     """The geometry for 17 to 64 single rows on Hopper: the one whose busiest block does least."""
-    columns = next((n for n in HOPPER_COLUMNS if n >= rows), MAX_BATCH_ROWS)
+    columns = _hopper_columns(rows)
     # blocks that share K are numerics, so one number for all rows
     every = hopper_batches(group, MAX_BATCH_ROWS, facts)
     ranks = min(every, key=lambda v: hopper_cost(group, v, facts)).ranks
     some = [v for v in hopper_batches(group, columns, facts) if v.ranks == ranks]
     return min(some, key=lambda v: hopper_cost(group, v, facts))
+
+
+def _hopper_columns(rows: int) -> int:
+    return next((n for n in HOPPER_COLUMNS if n >= rows), MAX_BATCH_ROWS)
 
 
 def hopper_batches(group: Group, columns: int, facts: Facts) -> Iterator[HopperBatch]:

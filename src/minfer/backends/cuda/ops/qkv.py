@@ -16,9 +16,8 @@ from minfer.backends.cuda.kv import KIND
 from minfer.backends.cuda.launch import Kernel, Launch, kernel
 from minfer.backends.cuda.ops import matmul, matmul_pack, rope
 from minfer.backends.cuda.ops.base import Context, Store, blocks
-from minfer.backends.cuda.ops.matmul_pack import Group
 from minfer.dtypes import F32, DType
-from minfer.graph import AttentionAttrs, FusedQKVAttrs, Graph, Node, RopeSpec, WeightSpec
+from minfer.graph import AttentionAttrs, FusedQKVAttrs, Graph, Node, RopeSpec
 
 WARPS = 4
 MAX_MELTED = 64
@@ -37,15 +36,10 @@ def supports(node: Node, graph: Graph) -> str | None:
     return matmul_pack.refuse(specs[:3])
 
 
-def _group(node: Node, specs: Mapping[str, WeightSpec]) -> Group:
-    names = node.weights[:3]
-    return Group(names, tuple(specs[n] for n in names))
-
-
 def load(node: Node, weights: Mapping[str, Weight], store: Store) -> None:
     """Pack the matrices together; keep the vectors as they are."""
     specs = {name: weight.spec for name, weight in weights.items()}
-    matmul.load_group(_group(node, specs), node, weights, store)
+    matmul.load_group(matmul.group_of(node, specs), node, weights, store)
     for name in node.weights[3:]:
         store.raw(weights[name])
 
@@ -119,7 +113,7 @@ def lower(node: Node, ctx: Context) -> list[Launch]:
     """The product into scratch, then what follows it, unless that is left to the attention."""
     attrs = node.attrs
     assert isinstance(attrs, FusedQKVAttrs)
-    group = _group(node, ctx.graph.weights)
+    group = matmul.group_of(node, ctx.graph.weights)
     rows, after = node.shape[0], epilogue(node, ctx)
     product = matmul.Product(
         group, ctx.weights(group.key), ctx.normed(node), after.values, rows, attrs.single_rows
