@@ -54,8 +54,8 @@ def test_inline_ptx_becomes_calls() -> None:
         '"selp.u32 %0, 1, %1, p; }" : "=r"(x[i]) : "r"(f(a, b)), "n"(N) : "memory");'
     )
     assert text.split("\n", 2)[2].strip() == (
-        "{ auto& operand_0 = (x[i]); const auto operand_1 = (f(a, b)); "
-        "const auto operand_2 = (N); bool p; ptx::setp_ne_b32(p, operand_2, 0); "
+        "{ auto& operand_0 = (x[i]); const auto& operand_1 = (f(a, b)); "
+        "const auto& operand_2 = (N); bool p; ptx::setp_ne_b32(p, operand_2, 0); "
         "ptx::selp_u32(operand_0, 1, operand_1, p); }"
     )
 

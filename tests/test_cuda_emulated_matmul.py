@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from emulated import AMPERE, HOPPER, EmulatedDevice, reason_against
 from test_cuda_matmul import TOLERANCE, Bench, Make, error, gated, geometries
+from test_cuda_matmul import test_every_code as test_every_code  # with the bench of this module
 
 from minfer.backends.cuda.device import Facts
 from minfer.backends.cuda.launch import Launch

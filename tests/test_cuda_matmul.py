@@ -294,6 +294,24 @@ def test_gated(bench: Bench, rows: int, epilogue: int) -> None:
     assert error(found, gated(x, gate, up, epilogue)) < 2 * TOLERANCE
 
 
+@pytest.mark.parametrize("name", ["iq4_nl", "iq4_xs", "mxfp4", "q8_0"])
+def test_every_code(bench: Bench, name: str) -> None:
+    """Codes that no quantizer writes, as the zero below zero of mxfp4, have their value too."""
+    dtype = BY_NAME[name]
+    n_cols, n_rows = 512, 32
+    data = bench.rng.integers(0, 256, (n_rows, dtype.nbytes(n_cols)), np.uint8)
+    blocks = data.reshape(-1, dtype.nbytes(dtype.block_items))
+    one = np.ones(1, np.float16).view(np.uint8)
+    blocks[:, : 1 if name == "mxfp4" else 2] = 127 if name == "mxfp4" else one
+    weight = Weight("codes-" + name, WeightSpec(dtype, (n_cols, n_rows)), data.reshape(-1))
+    group = Group((weight.name,), (weight.spec,))
+    matmul_pack.load(group, {weight.name: weight}, bench.store)
+    w = dequantize(data, dtype).astype(np.float64)
+    for rows, single in ((1, 1), (9, 9), (20, 20), (70, 0)):
+        x = bench.rng.standard_normal((rows, n_cols)).astype(np.float32)
+        assert error(bench.run(group, x, single), x @ w.T) < TOLERANCE, rows
+
+
 def test_rows_of_any_magnitude(bench: Bench) -> None:
     """A row's power of two keeps halves in range, from tiny weights to huge ones."""
     for name in ("bf16", "f32", "q4_K", "q8_0"):

@@ -98,3 +98,16 @@ def test_refusals_say_why() -> None:
     assert "multiple of 8" in str(matmul_pack.refuse([WeightSpec(BY_NAME["f16"], (511, 64))]))
     ragged = WeightSpec(BY_NAME["q4_K"], (512, 72))
     assert "multiple of 16" in str(matmul_pack.refuse([ragged, q4]))
+
+
+@pytest.mark.parametrize("rows", [3, 8, 9, 16, 17, 64])
+@pytest.mark.parametrize("shape", [(4096, 24576), (3584, 3584), (896, 1152)], ids=str)
+def test_a_multiprocessor_takes_one_block_of_a_batch(shape: tuple[int, int], rows: int) -> None:
+    """Two would find room where the launch before has left, and leave others without."""
+    made = group(BY_NAME["q4_K"], *shape)
+    if choose.single_rows_kernel(made, rows, H200) == "matmul_batch_sm90":
+        shared = choose.hopper_batch(made, rows, H200).shared
+    else:
+        shared = choose.batch(made, rows, H200).shared
+    reserved, capacity = 1 << 10, 228 << 10
+    assert 2 * (shared + reserved) > capacity

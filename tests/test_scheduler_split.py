@@ -56,7 +56,7 @@ def test_the_first_layers_on_another_backend(n_layers: int) -> None:
     # embed, then the offloaded blocks, then the rest
     assert len(plan.segments) == (1 if n_layers == 0 else 3)
     copies = [plan.graph.nodes[c.node].name for s in plan.segments for c in s.copies]
-    back = f"blk.{n_layers - 1}.ffn_residual"
+    back = f"blk.{n_layers - 1}.post_ffw_norm"
     assert copies == ([] if n_layers == 0 else ["embed", back])
 
 

@@ -57,16 +57,6 @@ inline float __uint_as_float(u32 x) { return bits_as<float>(x); }
 inline float __int_as_float(i32 x) { return bits_as<float>(x); }
 inline u32 __float_as_uint(float x) { return bits_as<u32>(x); }
 inline int __ffs(int x) { return __builtin_ffs(x); }
-inline u32 __byte_perm(u32 a, u32 b, u32 selector) {
-    u64 all = (u64)b << 32 | a;
-    u32 found = 0;
-    for (int i = 0; i < 4; i++) {
-        u32 pick = selector >> (4 * i) & 15, byte = (u32)(all >> (8 * (pick & 7))) & 255;
-        if (pick & 8) byte = byte & 128 ? 255 : 0;  // its sign
-        found |= byte << (8 * i);
-    }
-    return found;
-}
 
 // ---- memory -------------------------------------------------------------------------------------
 template <class T>

@@ -12,7 +12,7 @@ std::array<T*, 1 + sizeof...(Rest)> list(T& first, Rest&... rest) {
     return {&first, &rest...};
 }
 
-// ---- halves, floats, predicates -----------------------------------------------------------------
+// ---- halves, floats, bits, predicates -----------------------------------------------------------
 inline void cvt_f32_f16(float& d, u16 a) { d = half_value(a); }
 inline void cvt_rn_f16_f32(u16& d, float a) { d = half_of(a); }
 inline void cvt_rn_f16x2_f32(u32& d, float high, float low) {
@@ -39,6 +39,15 @@ inline void fma_rn_f16x2(u32& d, u32 a, u32 b, u32 c) {
 inline void ex2_approx_ftz_f32(float& d, float a) {
     d = __builtin_exp2f(a);
     if (d < 0x1p-126f) d = 0.0f;
+}
+inline void prmt_b32(u32& d, u32 a, u32 b, u32 selector) {
+    u64 all = (u64)b << 32 | a;
+    d = 0;
+    for (int i = 0; i < 4; i++) {
+        u32 pick = selector >> (4 * i) & 15, byte = (u32)(all >> (8 * (pick & 7))) & 255;
+        if (pick & 8) byte = byte & 128 ? 255 : 0;  // its sign
+        d |= byte << (8 * i);
+    }
 }
 inline void setp_ne_b32(bool& p, u32 a, u32 b) { p = a != b; }
 inline void selp_u32(u32& d, u32 a, u32 b, bool p) { d = p ? a : b; }

@@ -100,8 +100,13 @@ DEVICE f16x2 fma2(f16x2 a, f16x2 b, f16x2 c) {
 
 // ---- bits ---------------------------------------------------------------------------------------
 
-// Bytes of {a (0-3), b (4-7)} picked by the four nibbles of `selector`, lowest first.
-DEVICE u32 permute(u32 a, u32 b, u32 selector) { return __byte_perm(a, b, selector); }
+// Bytes of {a (0-3), b (4-7)} picked by the lower four nibbles of `selector`, lowest first; where
+// bit 3 of a nibble is set, 0 or 255 by the sign of that byte (`__byte_perm` masks the bit away).
+DEVICE u32 permute(u32 a, u32 b, u32 selector) {
+    u32 r;
+    asm("prmt.b32 %0, %1, %2, %3;" : "=r"(r) : "r"(a), "r"(b), "r"(selector));
+    return r;
+}
 
 // ---- global memory ------------------------------------------------------------------------------
 

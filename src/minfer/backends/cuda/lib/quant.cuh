@@ -10,11 +10,17 @@
 //
 // Planes of a block, in this order (S strips; a "word" is 32 bits; a code is a weight's integer):
 //   main    4 bits: [s][row half][lane] 4 words.  8 bits: [s][row half][half strip][lane] 4 words.
-//           2 bits: [s][lane][row half] 2 words. 16 bits: [s][row half][quarter][lane] 4 words.
+//           3 bits: [s][third][lane][row half] 1 word. 2 bits: [s][lane][row half] 2 words.
+//           16 bits: [s][row half][quarter][lane] 4 words.
 //   extra   1 bit: [s][lane][row half] 1 word. 2 bits: [s][lane][row half] 2 words.
 //   scales  see `Scales`
 // Word J of a row's strip holds weights 8J..8J+7 (4 bits) as pairs i = 0..3: weight 8J+2i in nibble
 // i, weight 8J+2i+1 in nibble i+4, so that a mask leaves two codes in the low bits of two halves.
+// Of 2 bits, bytes of word J have weights 16J + (0 4 1 5) in bits 0-1 and 16J + (2 6 3 7) in bits
+// 4-5; the next eight are two bits up. Of 3 bits, bytes of words 0-2 have weights 8J + (0 4 1 5) in
+// bits 2-4 and 8J + (2 6 3 7) in bits 5-7; word 3 is in what that leaves (`fields`). Where levels
+// are looked up, and of codes of 8 bits, the order of eight weights is 0 4 1 5 2 6 3 7, that of the
+// bytes of `quant_bytes.cuh`. Levels are numbered anew (`packed_code`).
 //
 // NUMBERS. A code in the low bits of a half is the subnormal code * 2^-24, which one fma2 turns
 // into code * scale + minimum, rounded once. Scales are therefore stored times 2^24 (or 2^20 for
@@ -63,7 +69,7 @@ struct Q2_K : Super {
     static constexpr int MAIN = 2;
     static constexpr Scales SCALES = Scales::STEP_MIN;
 };
-struct Q3_K : Super { static constexpr int MAIN = 2, EXTRA = 1, ZERO = 4; };  // extra: the low bit
+struct Q3_K : Super { static constexpr int MAIN = 3, ZERO = 4; };
 struct Q4_K : Super {
     static constexpr int GROUP = 32;
     static constexpr Scales SCALES = Scales::STEP_MIN;
@@ -104,15 +110,75 @@ struct Packed {
     static constexpr int STEP_AT = EXTRA_AT + EXTRA_BYTES;
     static constexpr int D_AT = STEP_AT + STEP_BYTES;
     static constexpr int BYTES = D_AT + D_BYTES;
-    // Codes alternate between two positions in a half, four bits apart (CLASSES = 2), or have one.
+    static constexpr u32 MAIN_MASK = (1u << F::MAIN) - 1;
+    // Codes alternate between two positions in a half, APART bits apart (CLASSES = 2), or have one.
     static constexpr int CLASSES = F::TABLE || F::MAIN == 8 ? 1 : 2;
-    static constexpr int LOWEST = F::MAIN != 2 ? 0 : F::EXTRA ? 3 : 4;  // lower position
+    static constexpr int APART = F::MAIN == 3 ? 3 : 4;
+    static constexpr int LOWEST = F::MAIN == 3 ? 2 : 0;  // the lower position
     // scales are stored times 2^EXPONENT, which serves the higher position
-    static constexpr int EXPONENT = CLASSES == 1 ? 24 : 20 - LOWEST;
+    static constexpr int EXPONENT = CLASSES == 1 ? 24 : 24 - APART - LOWEST;
     static_assert(BYTES % 16 == 0, "blocks are copied 16 bytes at a time");
 };
 
 constexpr int MIN_EXPONENT = 10;  // STEP_MIN stores -dmin * 2^10, to keep it from going subnormal
+
+// ---- levels -------------------------------------------------------------------------------------
+// One permutation looks four bytes up in eight. Where bit 3 of a code is set it gives 0 or 255, the
+// sign of one of the eight, instead (`permute`); so the codes look up the lower eight levels, their
+// complements the upper eight, and of the two results one is a level and the other a constant that
+// the upper table allows for: the exclusive or of both is the level. For this the upper table has
+// bytes below 128, so codes n and n + 8 must stand for levels on the same side of 128, and packing
+// numbers them anew.
+
+// The level of a code, as numbered in a file.
+template <class F>
+DEVICE constexpr u32 level(u32 code) {
+    u32 four = code < 4 ? F::T0 : code < 8 ? F::T1 : code < 12 ? F::T2 : F::T3;
+    return four >> (code % 4 * 8) & 255;
+}
+
+// Codes as numbered in a file and as numbered when packed, either from the other: a file's bit 3 is
+// a level's sign, here bit 2 is.
+DEVICE constexpr u32 renumber(u32 code) {
+    return (code & 3) | (~code & 4) << 1 | (~code & 8) >> 1;
+}
+
+// The packed number of a file's code. The zero that E2M1 has below zero becomes the other one.
+template <class F>
+DEVICE constexpr u32 packed_code(u32 code) {
+    constexpr bool two_zeros = level<F>(0) == F::ZERO && level<F>(8) == F::ZERO;
+    return renumber(two_zeros && code == 8 ? 0 : code);
+}
+
+// Entries of the two tables.
+template <class F>
+DEVICE constexpr u32 lower_entry(u32 i) { return level<F>(renumber(i)); }
+template <class F>
+DEVICE constexpr u32 upper_entry(u32 i) {  // for the number whose complement is i
+    return (level<F>(renumber(15 - i)) ^ (lower_entry<F>(7 - i) & 128 ? 255 : 0)) & 127;
+}
+DEVICE constexpr u32 word_of(u32 a, u32 b, u32 c, u32 d) { return a | b << 8 | c << 16 | d << 24; }
+template <class F>
+struct Tables {
+    template <int i>
+    static constexpr u32 lower = word_of(lower_entry<F>(i), lower_entry<F>(i + 1),
+                                         lower_entry<F>(i + 2), lower_entry<F>(i + 3));
+    template <int i>
+    static constexpr u32 upper = word_of(upper_entry<F>(i), upper_entry<F>(i + 1),
+                                         upper_entry<F>(i + 2), upper_entry<F>(i + 3));
+};
+
+// ~x in the lower 16 bits, as a product: the pipe of products has nothing to do while that of logic
+// and permutations, of half the rate, is what lookups wait for.
+DEVICE u32 complement16(u32 x) { return x * 0xffffu + 0xffffu; }
+
+// The levels of the packed codes in the lower four nibbles.
+template <class F>
+DEVICE u32 levels(u32 codes) {
+    using T = Tables<F>;
+    return permute(T::template lower<0>, T::template lower<4>, codes) ^
+           permute(T::template upper<0>, T::template upper<4>, complement16(codes));
+}
 
 // A power of two 2^e, -24 <= e <= 15, in both halves.
 DEVICE constexpr f16x2 power2(int e) {
@@ -138,19 +204,20 @@ DEVICE u32 shifted(u32 x) {  // left by N, right by -N
     return N < 0 ? x >> -N : x << N;
 }
 
-// What a lane has read of a strip, whatever the type: rows g and g+8, 32 weights each. Codes of 8
-// and 16 bits stay in the block until they expand.
+// What a lane has read of a strip: rows g and g+8, 32 weights each. Codes of 8 and 16 bits stay in
+// the block until they expand. It has no type, to outlive a branch on one (`segments.cuh`).
 struct StripWords {
     const u8* block;
     int s, lane;
     uint4 main4[2];   // MAIN == 4
+    u32 main3[2][3];  // MAIN == 3
     u32 main2[2][2];  // MAIN == 2: [row half][half strip]
     u32 extra[2][2];  // EXTRA == 1: [row half][0]; EXTRA == 2: [row half][half strip]
     u32 steps[2];
     u32 d[2];
 };
 
-// The same with its type.
+// The same, of a weight of type F.
 template <class F>
 struct Strip : StripWords {
     using P = Packed<F>;
@@ -163,6 +230,15 @@ struct Strip : StripWords {
             const uint4* p = (const uint4*)block + s * 64 + lane;
             main4[0] = p[0];
             main4[1] = p[32];
+        }
+        if constexpr (F::MAIN == 3) {
+            const uint2* p = (const uint2*)block + s * 96 + lane;
+#pragma unroll
+            for (int i = 0; i < 3; i++) {
+                uint2 v = p[32 * i];
+                main3[0][i] = v.x;
+                main3[1][i] = v.y;
+            }
         }
         if constexpr (F::MAIN == 2) pairs(block, main2);
         if constexpr (F::EXTRA == 2) pairs(block + P::EXTRA_AT, extra);
@@ -208,16 +284,20 @@ struct Strip : StripWords {
             f16x2 both = mul2(bytes_to_f16(mine, 0, 1, 0x64806480u), d[0]);
             scale = h ? high_twice(both) : low_twice(both);
         } else if constexpr (F::SCALES == Scales::STEP_MIN) {
-            f16x2 both;
             if constexpr (F::GROUP == 32) {
-                both = bytes_to_f16(steps[0], 2 * h, 2 * h + 1, 0x64006400u);
-            } else {
-                u32 step = steps[0] >> (8 * (2 * h + H));
-                both = sub2((step & 15u) | ((step & 0xf0u) << 12) | 0x64006400u, 0x64006400u);
+                f16x2 both = bytes_to_f16(steps[0], 2 * h, 2 * h + 1, 0x64006400u);
+                both = mul2(both, d[h]);
+                scale = low_twice(both);
+                summand = mul2(high_twice(both), power2(-MIN_EXPONENT));
+            } else {  // of both half strips
+                u32 low = steps[0] & 0x0f0f0f0fu, high = steps[0] >> 4 & 0x0f0f0f0fu;
+                f16x2 scales = bytes_to_f16(low, 2 * h, 2 * h + 1, 0x64006400u);
+                f16x2 summands = bytes_to_f16(high, 2 * h, 2 * h + 1, 0x64006400u);
+                scales = mul2(scales, low_twice(d[h]));
+                summands = mul2(mul2(summands, high_twice(d[h])), power2(-MIN_EXPONENT));
+                scale = H ? high_twice(scales) : low_twice(scales);
+                summand = H ? high_twice(summands) : low_twice(summands);
             }
-            both = mul2(both, d[h]);
-            scale = low_twice(both);
-            summand = mul2(high_twice(both), power2(-MIN_EXPONENT));
             return;
         }
         if constexpr (F::SCALES != Scales::NONE) {
@@ -247,7 +327,7 @@ struct Strip : StripWords {
         } else {
             f16x2 high, low, summand;
             factors<h, Q / 2>(high, summand);
-            low = P::CLASSES == 2 ? mul2(high, power2(4)) : high;
+            low = P::CLASSES == 2 ? mul2(high, power2(P::APART)) : high;
             codes<h, Q>(w);
 #pragma unroll
             for (int i = 0; i < 4; i++) w[i] = fma2(w[i], i % 2 ? high : low, summand);
@@ -259,13 +339,12 @@ struct Strip : StripWords {
     DEVICE void codes(u32 (&w)[4]) const {
         if constexpr (P::CLASSES == 1) {
             uint2 v = bytes<h, Q>();
-            w[0] = v.x & 0x00ff00ffu;
-            w[1] = (v.x >> 8) & 0x00ff00ffu;
-            w[2] = v.y & 0x00ff00ffu;
-            w[3] = (v.y >> 8) & 0x00ff00ffu;
+            w[0] = permute(v.x, 0, 0x4240);
+            w[1] = permute(v.y, 0, 0x4240);
+            w[2] = permute(v.x, 0, 0x4341);
+            w[3] = permute(v.y, 0, 0x4341);
         } else {
-            u32 word = 0;
-            if constexpr (F::MAIN == 4) word = nibbles<h, Q>();
+            u32 word = fields<h, Q>();
             pair<h, Q, 0>(word, w[0]);
             pair<h, Q, 1>(word, w[1]);
             pair<h, Q, 2>(word >> 8, w[2]);
@@ -273,42 +352,42 @@ struct Strip : StripWords {
         }
     }
 
-    // Codes of a byte each, where a code has one position: of 8Q + 0, 2, 1, 3, and of 4, 6, 5, 7.
+    // Codes of a byte each, where a code has one position: of 8Q + 0, 4, 1, 5, and of 2, 6, 3, 7.
     template <int h, int Q>
     DEVICE uint2 bytes() const {
         if constexpr (F::TABLE) {
-            u32 word = nibbles<h, Q>();
-            u32 low3 = word & 0x77777777u, pick = 0x32103210u | ((word >> 1) & 0x44444444u);
-            return make_uint2(level(low3, pick), level(low3 >> 16, pick >> 16));
+            u32 word = fields<h, Q>();
+            return make_uint2(levels<F>(word), levels<F>(word >> 16));
         } else {
             return *((const uint2*)block + (((s * 2 + h) * 2 + Q / 2) * 32 + lane) * 2 + Q % 2);
         }
     }
 
-    // Codes of pair i; an odd one's are four bits up.
+    // Codes of pair i; an odd one's are APART bits up.
     template <int h, int Q, int i>
     DEVICE void pair(u32 word, u32& w) const {
-        constexpr int up = 4 * (i & 1), from = 8 * (i / 2);
-        if constexpr (F::MAIN == 4) w = word & (0x000f000fu << up);
-        if constexpr (F::MAIN == 2 || F::EXTRA == 2) {
-            u32 c = F::MAIN == 2 ? main2[h][Q / 2] : extra[h][Q / 2];
-            u32 part = shifted<4 + up - from - crumb_at(Q & 1, i & 1)>(c) & (0x00300030u << up);
-            w = F::MAIN == 2 ? part : w | part;
+        constexpr int up = P::APART * (i & 1), from = 8 * (i / 2);
+        w = word & (0x00010001u * (P::MAIN_MASK << (P::LOWEST + up)));
+        if constexpr (F::EXTRA == 2) {
+            u32 c = extra[h][Q / 2];
+            w |= shifted<4 + up - from - crumb_at(Q & 1, i & 1)>(c) & (0x00300030u << up);
         }
         if constexpr (F::EXTRA == 1) {
-            constexpr int to = F::MAIN == 4 ? 4 : 3;
             u32 e = extra[h][0];
-            w |= shifted<to + up - from - bit_at(Q, i & 1)>(e) & (0x00010001u << (to + up));
+            w |= shifted<4 + up - from - bit_at(Q, i & 1)>(e) & (0x00100010u << up);
         }
     }
 
+    // The main plane's bits of weights 8Q..8Q+7: in each byte, those of pairs 0 and 2 from bit
+    // LOWEST on, those of 1 and 3 APART bits up.
     template <int h, int Q>
-    DEVICE u32 nibbles() const {
+    DEVICE u32 fields() const {
+        if constexpr (F::MAIN == 2) return main2[h][Q / 2] >> (Q % 2 * 2);
+        if constexpr (F::MAIN == 3) {
+            if constexpr (Q < 3) return main3[h][Q];
+            return (main3[h][0] << 2 & 0x0c0c0c0cu) | (main3[h][1] << 4 & 0x30303030u) |
+                   (main3[h][2] << 6 & 0xc0c0c0c0u);
+        }
         return Q == 0 ? main4[h].x : Q == 1 ? main4[h].y : Q == 2 ? main4[h].z : main4[h].w;
-    }
-
-    // Four levels by the low nibbles of `low3`; `pick` chooses between the lower and upper eight.
-    DEVICE static u32 level(u32 low3, u32 pick) {
-        return permute(permute(F::T0, F::T1, low3), permute(F::T2, F::T3, low3), pick);
     }
 };

@@ -3,9 +3,10 @@
 // Value of a weight = (byte * scale + summand) * 2^-EXCESS, times the row's factor.
 #include "lib/quant.cuh"
 
-// Integers may sit LOWEST bits up in their byte.
+// Integers of 2 to 4 bits sit in the upper bits of their bytes: shifts to the left are products,
+// which have a pipe of their own, while shifts to the right wait for that of logic.
 template <class F>
-constexpr int BYTE_SHIFT = F::MAIN == 2 ? Packed<F>::LOWEST : 0;
+constexpr int BYTE_SHIFT = F::MAIN <= 4 && F::EXTRA == 0 && !F::TABLE ? 8 - F::MAIN : 0;
 // Scales are stored that much too large, in powers of two, and summands are made so.
 template <class F>
 constexpr int EXCESS = Packed<F>::EXPONENT + BYTE_SHIFT<F>;
@@ -24,24 +25,21 @@ template <class F, int h, int Q>
 DEVICE void weight_bytes(const Strip<F>& w, u32& low, u32& high) {
     if constexpr (Packed<F>::CLASSES == 1) {
         uint2 v = w.template bytes<h, Q>();
-        low = permute(v.x, v.y, 0x6240);
-        high = permute(v.x, v.y, 0x7351);
+        low = v.x, high = v.y;
     } else {
-        low = high = 0;
-        if constexpr (F::MAIN == 4) {
-            u32 word = w.template nibbles<h, Q>();
-            low = word & 0x0f0f0f0fu;
-            high = (word >> 4) & 0x0f0f0f0fu;
-        }
-        if constexpr (F::MAIN == 2 || F::EXTRA == 2) {
-            u32 c = F::MAIN == 2 ? w.main2[h][Q / 2] : w.extra[h][Q / 2];
+        constexpr int up = BYTE_SHIFT<F> - Packed<F>::LOWEST;
+        constexpr u32 mask = 0x01010101u * (Packed<F>::MAIN_MASK << BYTE_SHIFT<F>);
+        u32 word = w.template fields<h, Q>();
+        low = shifted<up>(word) & mask;
+        high = shifted<up - Packed<F>::APART>(word) & mask;
+        if constexpr (F::EXTRA == 2) {
+            u32 c = w.extra[h][Q / 2];
             low |= shifted<4 - crumb_at(Q & 1, 0)>(c) & 0x30303030u;
             high |= shifted<4 - crumb_at(Q & 1, 1)>(c) & 0x30303030u;
         }
         if constexpr (F::EXTRA == 1) {
-            constexpr int to = F::MAIN == 4 ? 4 : 3;
-            low |= shifted<to - bit_at(Q, 0)>(w.extra[h][0]) & (0x01010101u << to);
-            high |= shifted<to - bit_at(Q, 1)>(w.extra[h][0]) & (0x01010101u << to);
+            low |= shifted<4 - bit_at(Q, 0)>(w.extra[h][0]) & 0x10101010u;
+            high |= shifted<4 - bit_at(Q, 1)>(w.extra[h][0]) & 0x10101010u;
         }
     }
 }
@@ -67,9 +65,8 @@ DEVICE void weight_factors(const Strip<F>& w, float& scale, float& summand) {
             step = byte_f32(w.steps[0], 2 * h, 0.0f);
             minimum = byte_f32(w.steps[0], 2 * h + 1, 0.0f);
         } else {
-            u32 both = w.steps[0] >> (8 * (2 * h + H));
-            step = byte_f32(both & 15u, 0, 0.0f);
-            minimum = byte_f32(both >> 4 & 15u, 0, 0.0f);
+            step = byte_f32(w.steps[0] & 0x0f0f0f0fu, 2 * h + H, 0.0f);
+            minimum = byte_f32(w.steps[0] >> 4 & 0x0f0f0f0fu, 2 * h + H, 0.0f);
         }
         scale = step * low_f32(w.d[h]);
         summand = minimum * (high_f32(w.d[h]) * power2_f32(EXCESS<F> - MIN_EXPONENT));

@@ -44,7 +44,7 @@ DEVICE void exact(const Strip<F>& from, float (&x)[8]) {
         from.template codes<h, Q>(w);
 #pragma unroll
         for (int i = 0; i < 8; i++) {
-            int up = P::CLASSES == 2 ? P::LOWEST + 4 * (i / 2 % 2) : 0;
+            int up = P::CLASSES == 2 ? P::LOWEST + P::APART * (i / 2 % 2) : 0;
             int code = (int)(w[i / 2] >> (16 * (i % 2)) & 0xffffu) >> up;
             x[i] = __fadd_rn(__fmul_rn(scale, (float)(code - F::ZERO)), minimum);
         }

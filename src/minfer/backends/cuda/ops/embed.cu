@@ -15,10 +15,7 @@ DEVICE float value(const u8* b, int i) {
         return Gguf<F>::value(b);
     } else {
         int q = Gguf<F>::code(b, i), group = i / F::GROUP;
-        if constexpr (F::TABLE) {
-            u32 word = q < 4 ? F::T0 : q < 8 ? F::T1 : q < 12 ? F::T2 : F::T3;
-            q = word >> (q % 4 * 8) & 255;
-        }
+        if constexpr (F::TABLE) q = level<F>(q);
         float product = __fmul_rn(Gguf<F>::scale(b, group), (float)(q - F::ZERO));
         return __fadd_rn(product, Gguf<F>::minimum(b, group));
     }

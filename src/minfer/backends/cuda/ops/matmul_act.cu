@@ -4,8 +4,8 @@
 // Layouts: x f32 [n_rows][K]; norm f32 [K]; out chunked halves of padded_rows rows, zeros in those
 //   that are not there and past K.
 // Who: matmul_act: a thread 8 values, one vector of the output. matmul_act_normed: a block a row,
-//   which stays in registers between the sum of its squares and its end; the norm's weights come
-//   before the wait for the kernel before.
+//   which stays in registers between the sum of its squares and its end; so do the norm's weights,
+//   from before the wait for the kernel before, where they fit beside it.
 // Floor: 6 bytes a value; of few rows, the latency of memory once.
 // Limits: K a multiple of 8; where it is normed, at most 8 * THREADS * PER, and up to 28,672
 //   without spilled registers.
@@ -66,15 +66,17 @@ matmul_act(const float* x, u8* out, int n_rows, int padded_rows, int k, int n_st
     v.store(out, row, padded_rows, i);
 }
 
+constexpr bool AHEAD = PER <= 4;  // the norm's weights fit beside the row
+
 KERNEL __launch_bounds__(THREADS)
 matmul_act_normed(const float* x, const float* norm, u8* out, int n_rows, int padded_rows, int k,
                   int n_strips, float eps) {
     __shared__ float scratch[THREADS / WARP];
     int row = blockIdx.x, t = threadIdx.x;
     pdl_launch();
-    Eight w[PER], v[PER] = {};
+    Eight w[AHEAD ? PER : 1], v[PER] = {};
 #pragma unroll
-    for (int i = 0; i < PER; i++) w[i].load(norm, i * THREADS + t, k);
+    for (int i = 0; AHEAD && i < PER; i++) w[i].load(norm, i * THREADS + t, k);
     pdl_wait();
     float squares = 0.0f;
 #pragma unroll
@@ -92,10 +94,12 @@ matmul_act_normed(const float* x, const float* norm, u8* out, int n_rows, int pa
     for (int i = 0; i < PER; i++) {
         int vector = i * THREADS + t;
         if (vector >= n_strips * 16) break;
+        Eight& mine = w[AHEAD ? i : 0];
+        if (!AHEAD) mine.load(norm, vector, k);
 #pragma unroll
         for (int j = 0; j < 4; j++) {
-            v[i].pair[j].x *= scale * w[i].pair[j].x;
-            v[i].pair[j].y *= scale * w[i].pair[j].y;
+            v[i].pair[j].x *= scale * mine.pair[j].x;
+            v[i].pair[j].y *= scale * mine.pair[j].y;
         }
         v[i].store(out, row, padded_rows, vector);
     }

@@ -3,22 +3,23 @@
 //
 // What: as `matmul_batch.cu`.
 // Layouts: W blocks of `lib/quant.cuh`, up to three weights side by side; x chunked halves of
-//   COLUMNS rows in this kernel's order (`lib/act.cuh`); out f32 [rows][stride] or
-//   halves, as there.
-// Who: a block is GROUPS warpgroups and a warp that streams x through a ring that all share, 128 of
-//   K a slot. A warp has one row tile, by its block's share of K, and streams it through a ring of
-//   its own; the four tiles of a warpgroup are the 64 rows of its products, and x is their other
-//   operand. A lane expands just what it has to bring. It expands 64 of K into one of two sets of
-//   registers while the products of the other set run. The RANKS blocks of a cluster share the K of
-//   their tiles and add their sums through each other's shared memory.
+//   COLUMNS rows in this kernel's order (`lib/act.cuh`); out f32 [rows][stride] or halves,
+//   as there.
+// Who: a block is GROUPS warpgroups. A warp has one row tile, by its block's share of K, and
+//   streams it through a ring of its own; the four tiles of a warpgroup are the 64 rows of its
+//   products. x is their other operand, in a ring that all share, a strip of 128 of K a slot: the
+//   warpgroup that is done with one last fills it again. A lane expands just what it has to bring:
+//   64 of K into one of two sets of registers while the products of the other set run. The RANKS
+//   blocks of a cluster share the K of their tiles and add their sums through each other's shared
+//   memory.
 //   Types may differ among the warps of a warpgroup, so nothing that branches on one multiplies.
-// Floor: bytes of W over memory bandwidth; at 64 rows the rate of the tensor cores is near.
+// Floor: bytes of W over memory bandwidth. In fact the instructions and the products of a block's
+//   warps add up.
 // Limits: sm_90a; K a multiple of 8.
 // Numerics: f32 sums over ascending k of a block's share, blocks in order. RANKS is a function of
 //   the weights' shapes and the card, so a row has the same bits whatever rows are beside it.
-// Versions: 1, 2 (2026-11): weights expanded into shared memory, x multiplied from there, 64 rows
-//   always: gate and up of a 7B layer, q4_K, at 17 to 64 rows 47 to 49 us. 3: this; not measured
-//   yet.
+// Versions (2026-11), by gate and up of a 7B layer, q4_K, at 32 / 64 rows, with `matmul_act`: 1, 2:
+//   weights expanded into shared memory, 64 columns always: 46.5 / 47 us. 3: this: 35.0 / 45.4.
 #include "lib/cluster_sum.cuh"
 #include "lib/segments.cuh"
 #include "lib/wgmma.cuh"
@@ -44,7 +45,7 @@ using Ring = WarpRing<STAGES, MAX_PIECE>;
 static_assert(X_STAGES * X_BYTES + WARPS * Ring::BYTES >= COLUMNS * PITCH * 4,
               "sums fit where operands were");
 
-// Whether this is the last warpgroup to be done with a slot of x, which then fills it again.
+// Counts a warpgroup that is done with a slot of x; whether it was the last of them.
 DEVICE bool last_use(u32* uses) {
     u32 before;
     asm volatile("atom.add.acq_rel.cta.shared.u32 %0, [%1], 1;"
@@ -66,7 +67,7 @@ struct Read {
     }
 };
 
-// Expands half H of a strip to A of four products.
+// Expands half H of a strip, 64 of K, to A of four products.
 template <int H>
 struct Expand {
     const StripWords& words;
@@ -121,7 +122,7 @@ matmul_batch_sm90(const u8* w0, const u8* w1, const u8* w2, const float* factor,
     int first_strip = 2 * first_piece, end_strip = min(2 * end_piece, n_strips);
 
     int tile = block * WARPS + warp;
-    bool idle = tile >= n_tiles;  // its products are of anything, and dropped
+    bool idle = tile >= n_tiles;  // it multiplies zeros, for its warpgroup to be whole
     Ring ring(rings + warp * Ring::BYTES, barriers + warp * STAGES, lane);
     auto fetch = [&](int slot, int piece) {
         const u8* from[1] = {};

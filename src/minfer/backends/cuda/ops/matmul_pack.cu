@@ -79,13 +79,18 @@ DEVICE void pack_strip(u8* block, const u8* at, bool real, int k0, int n_cols, f
         int first = k0 % G::ITEMS;
         u32 q[32];
 #pragma unroll
-        for (int i = 0; i < 32; i++) q[i] = real ? G::code(b, first + i) : 0;
+        for (int i = 0; i < 32; i++) {
+            q[i] = real ? G::code(b, first + i) : 0;
+            if constexpr (F::TABLE) q[i] = packed_code<F>(q[i]);
+        }
 
         if constexpr (F::MAIN == 8) {
 #pragma unroll
-            for (int j = 0; j < 8; j++)
+            for (int j = 0; j < 8; j++) {
+                int i = j / 2 * 8 + j % 2 * 2;
                 ((u32*)block)[(((s * 2 + h) * 2 + j / 4) * 32 + lane) * 4 + j % 4] =
-                    q[4 * j] | q[4 * j + 2] << 8 | q[4 * j + 1] << 16 | q[4 * j + 3] << 24;
+                    q[i] | q[i + 4] << 8 | q[i + 1] << 16 | q[i + 5] << 24;
+            }
         }
         if constexpr (F::MAIN == 4) {
 #pragma unroll
@@ -93,36 +98,50 @@ DEVICE void pack_strip(u8* block, const u8* at, bool real, int k0, int n_cols, f
                 u32 word = 0;
 #pragma unroll
                 for (int i = 0; i < 8; i++) {
-                    // place of weight i: pairs in nibbles i, i + 4; for tables 0 2 1 3 in each four
-                    int place = F::TABLE ? (i & 4) | (i & 1) << 1 | (i >> 1 & 1)
-                                         : i / 2 + (i & 1) * 4;
+                    // place of weight i: pairs in nibbles i, i + 4; of levels 0 4 1 5 2 6 3 7
+                    int place = F::TABLE ? i % 4 * 2 + i / 4 : i / 2 + i % 2 * 4;
                     word |= (q[8 * J + i] & 15) << (4 * place);
                 }
                 ((u32*)block)[((s * 2 + h) * 32 + lane) * 4 + J] = word;
             }
         }
-        if constexpr (F::MAIN == 2 || F::EXTRA == 2) {
-            // q2_K: the code; q3_K: its upper two bits; q6_K: bits 4 and 5
-            constexpr int shift = F::MAIN == 4 ? 4 : F::EXTRA;
-            u32* plane = (u32*)(block + (F::MAIN == 2 ? 0 : P::EXTRA_AT));
-            u32* out = plane + ((s * 32 + lane) * 2 + h) * 2;
+        if constexpr (F::MAIN == 3) {
+            u32 words[4] = {};
+#pragma unroll
+            for (int i = 0; i < 32; i++)
+                words[i / 8] |= q[i] << (8 * (2 * (i & 1) + i % 8 / 4) + 3 * (i / 2 & 1) + 2);
+            words[0] |= words[3] >> 2 & 0x03030303u;
+            words[1] |= words[3] >> 4 & 0x03030303u;
+            words[2] |= words[3] >> 6 & 0x03030303u;
+#pragma unroll
+            for (int i = 0; i < 3; i++)
+                ((u32*)block)[((s * 3 + i) * 32 + lane) * 2 + h] = words[i];
+        }
+        if constexpr (F::MAIN == 2) {
+            u32 words[2] = {};
+#pragma unroll
+            for (int i = 0; i < 32; i++)
+                words[i / 16] |= q[i] << (8 * (2 * (i & 1) + i % 8 / 4) + 4 * (i / 2 & 1) +
+                                          2 * (i / 8 & 1));
+            *((uint2*)block + (s * 32 + lane) * 2 + h) = make_uint2(words[0], words[1]);
+        }
+        if constexpr (F::EXTRA == 2) {
+            u32* out = (u32*)(block + P::EXTRA_AT) + ((s * 32 + lane) * 2 + h) * 2;
 #pragma unroll
             for (int H = 0; H < 2; H++) {
                 u32 word = 0;
 #pragma unroll
                 for (int i = 0; i < 16; i++)
-                    word |= (q[16 * H + i] >> shift & 3)
+                    word |= (q[16 * H + i] >> 4)
                             << (crumb_at(i / 8, i / 2 & 1) + 8 * (i / 4 & 1) + 16 * (i & 1));
                 out[H] = word;
             }
         }
         if constexpr (F::EXTRA == 1) {
-            // the fifth bit of five; of q3_K the lowest
-            constexpr int shift = F::MAIN == 4 ? 4 : 0;
             u32 word = 0;
 #pragma unroll
             for (int i = 0; i < 32; i++)
-                word |= (q[i] >> shift & 1)
+                word |= (q[i] >> 4)
                         << (bit_at(i / 8, i / 2 & 1) + 8 * (i / 4 & 1) + 16 * (i & 1));
             ((u32*)(block + P::EXTRA_AT))[(s * 32 + lane) * 2 + h] = word;
         }
