@@ -118,7 +118,7 @@ class Bench:
             weights=lambda key: 0,
             states={},
             norms={},
-            handed=frozenset(),
+            handed={},
             projections={},
             constant=lambda array: 0,
             find=lambda key: 0,

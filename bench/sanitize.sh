@@ -26,7 +26,7 @@ selection="(test_backend_ops and cuda)
       and (q4_K or q6_K or q5_0 or q2_K or iq4_xs or f16 or gated or padded))
   or (test_cuda_matmul.py and (side_by_side or bias_and or normed))
   or (test_cuda_fused and (f32-4 or f16-4 or q8_0-4 or ffn or residual or handed))
-  or (test_cuda_projections and f16) or (test_cuda_embed and packed and (q4_K or q3_K or q8_0))
+  or test_cuda_projections or (test_cuda_embed and packed and (q4_K or q3_K or q8_0))
   or (test_cuda_sample and (7- or 4097 or broken))
   or (test_cuda_engine and failed_step and download)
   or (test_cuda_models and default and (qwen2 or gemma3))"

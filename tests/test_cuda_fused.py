@@ -217,7 +217,7 @@ def test_halves_handed_over_are_those_of_f32(
 def test_single_rows_handed_over_are_those_of_f32(
     gpu: Any, rows: int, dtype: str, n_in: int, n_ff: int, act: Any
 ) -> None:
-    """As of prompts; of a step with both, rows of each kind. Three do not fit as halves."""
+    """As of prompts, beside none, few and many of those. Three do not fit as halves."""
     rng = np.random.default_rng(rows)
     shapes = {"gate": (n_ff, n_in), "up": (n_ff, n_in), "down": (80, n_ff)}
     types = {"gate": dtype, "up": dtype, "down": "q8_0"}
@@ -225,7 +225,7 @@ def test_single_rows_handed_over_are_those_of_f32(
         name: weight(name, rng.standard_normal(shape) * 0.05, BY_NAME[types[name]])
         for name, shape in shapes.items()
     }
-    for others in (0, 70):
+    for others in (0, 5, 70):
         builder = GraphBuilder({n: w.spec for n, w in weights.items()}, {})
         x = builder.input("x", (rows + others, n_in), F32)
         builder.input("counts", (3,))
@@ -235,7 +235,7 @@ def test_single_rows_handed_over_are_those_of_f32(
         data = rng.standard_normal((rows + others, n_in)) * 3
         data[real:] = np.nan
         inputs = {"x": data, "counts": [rows, others, 0]}
-        saved = (rows > 3) + (others > 0)
+        saved = (rows > 3) + (others > 64)
         check_handover(gpu, (builder, between, y), weights, inputs, real, saved)
 
 

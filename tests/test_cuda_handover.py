@@ -53,7 +53,16 @@ def split_of(builder: GraphBuilder, *outputs: Node) -> Split:
 @pytest.mark.parametrize("facts", CARDS, ids=lambda facts: facts.name)
 @pytest.mark.parametrize(
     ("rows", "single_rows", "passes"),
-    [(512, 0, 0), (64, 0, 0), (164, 100, 2), (16, 16, 0), (4, 4, 0), (68, 4, 0), (132, 3, 1)],
+    [
+        (512, 0, 0),
+        (64, 0, 0),
+        (164, 100, 2),
+        (16, 16, 0),
+        (4, 4, 0),
+        (68, 4, 0),
+        (132, 3, 1),
+        (24, 16, 1),
+    ],
 )
 def test_what_one_product_reads(rows: int, single_rows: int, passes: int, facts: Facts) -> None:
     """Its reader has no pass over it, but for what does not fit, or takes several launches."""
@@ -61,7 +70,7 @@ def test_what_one_product_reads(rows: int, single_rows: int, passes: int, facts:
     y = builder.matmul(value, "down", "y", single_rows)
     split = split_of(builder, y)
     halves = handed_over(split, facts)[value.id]
-    assert halves.many == (rows > single_rows)
+    assert halves.many == (rows - single_rows >= 64)
     kernels = foresight.kernels(split, facts, Settings())[y.id]
     alone = foresight.kernels(replace(split, nodes=(y.id,)), facts, Settings())[y.id]
     assert kernels.count("matmul_act") == passes

@@ -1,6 +1,6 @@
 """Values that pass from one op to the product that reads them as the halves it multiplies.
 
-Products of three rows and more multiply halves in an order of their own (`lib/act.cuh`). Where one
+Products of three rows and more multiply halves in orders of their own (`lib/act.cuh`). Where one
 is the only reader, the op before can write them so, which saves a pass over the value. As with
 norms that melt (`backends/melt.py`), this is decided when a split is lowered, not in the plan: no
 one else sees the value.

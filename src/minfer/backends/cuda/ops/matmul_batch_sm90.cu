@@ -3,8 +3,8 @@
 //
 // What: as `matmul_batch.cu`.
 // Layouts: W blocks of `lib/quant.cuh`, up to three weights side by side; x chunked halves of
-//   COLUMNS rows in this kernel's order (`lib/act.cuh`); out f32 [rows][stride] or
-//   halves, as there.
+//   COLUMNS rows in this kernel's order (`lib/act.cuh`); out f32 [rows][stride] or halves,
+//   as there.
 // Who: a block is GROUPS warpgroups. A warp has one row tile, by its block's share of K, and
 //   streams it through a ring of its own; the four tiles of a warpgroup are the 64 rows of its
 //   products. x is their other operand, in a ring that all share, a strip of 128 of K a slot: the
