@@ -25,7 +25,7 @@ from minfer.backends.cuda.device import Device
 from minfer.backends.cuda.launch import Launch
 from minfer.backends.cuda.ops import matmul, matmul_pack
 from minfer.backends.cuda.ops import matmul_choose as choose
-from minfer.backends.cuda.ops.base import Context, Normed, Store
+from minfer.backends.cuda.ops.base import Context, Joins, Normed, Store
 from minfer.backends.cuda.ops.matmul_pack import Group
 from minfer.dtypes import BY_NAME, I32
 from minfer.gguf.quants import dequantize, quantize
@@ -117,9 +117,7 @@ class Bench:
             offsets={0: 0},
             weights=lambda key: 0,
             states={},
-            norms={},
-            handed={},
-            projections={},
+            joins=Joins(),
             constant=lambda array: 0,
             find=lambda key: 0,
             scratch=self._scratch,

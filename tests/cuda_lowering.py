@@ -8,13 +8,11 @@ from typing import Any
 from minfer.backends import Split
 from minfer.backends.cuda.device import Facts
 from minfer.backends.cuda.foresight import resident
-from minfer.backends.cuda.handover import handed_over
+from minfer.backends.cuda.joins import joins
 from minfer.backends.cuda.kv import KVState
 from minfer.backends.cuda.launch import Launch, check_geometry, convert_args
 from minfer.backends.cuda.ops import OPS, lowered
 from minfer.backends.cuda.ops.base import Context
-from minfer.backends.cuda.ops.qkv import melting_projections
-from minfer.backends.melt import melting_norms
 from minfer.graph import Graph
 from minfer.scheduler import Plan
 from minfer.settings import Settings
@@ -58,9 +56,7 @@ def _lower(split: Split, facts: Facts, settings: Mapping[str, Any]) -> list[Laun
         offsets=split.offsets,
         weights=lambda key: 1 << 36,
         states={name: KVState(spec, 1 << 34) for name, spec in graph.states.items()},
-        norms=melting_norms(split),
-        projections=melting_projections(split),
-        handed=handed_over(split, facts, Settings(**settings)),
+        joins=joins(split, facts, Settings(**settings)),
         constant=lambda array: 1 << 35,
         find=resident(split, Settings(**settings)),
         scratch=lambda nbytes, name="work": 1 << 37,

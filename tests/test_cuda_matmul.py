@@ -15,7 +15,7 @@ from minfer.backends.cuda.device import Facts
 from minfer.backends.cuda.launch import Launch
 from minfer.backends.cuda.ops import matmul, matmul_pack
 from minfer.backends.cuda.ops import matmul_choose as choose
-from minfer.backends.cuda.ops.base import Context, Normed, Store
+from minfer.backends.cuda.ops.base import Context, Joins, Normed, Store
 from minfer.backends.cuda.ops.matmul import GELU, PLAIN, SILU, Product
 from minfer.backends.cuda.ops.matmul_pack import Group
 from minfer.dtypes import BY_NAME, I32, WEIGHT_TYPES, DType
@@ -58,9 +58,7 @@ class Bench:
             offsets={0: 0},
             weights=self.store.address,
             states={},
-            norms={},
-            handed={},
-            projections={},
+            joins=Joins(),
             constant=lambda array: 0,
             find=lambda key: 0,
             scratch=lambda nbytes: self.scratch,

@@ -17,13 +17,11 @@ from numpy.typing import NDArray
 from minfer.backends.base import ALIGNMENT, Budget, Split, Weight
 from minfer.backends.cuda import foresight
 from minfer.backends.cuda.device import Device
-from minfer.backends.cuda.handover import handed_over
+from minfer.backends.cuda.joins import joins
 from minfer.backends.cuda.kv import ELEMENT_BYTES, KVState
 from minfer.backends.cuda.ops import OPS, lowered
 from minfer.backends.cuda.ops.base import COUNTERS_BYTES, Context, Store
-from minfer.backends.cuda.ops.qkv import melting_projections
 from minfer.backends.cuda.program import Counters, Program
-from minfer.backends.melt import melting_norms
 from minfer.errors import BackendError, ClosedError, GraphError
 from minfer.graph import Graph, KVSpec, Node
 from minfer.settings import Settings
@@ -228,9 +226,7 @@ class CudaBackend:
             offsets=split.offsets,
             weights=self._store.address,
             states=self._states,
-            norms=melting_norms(split),
-            handed=handed_over(split, self.device.facts, self._settings),
-            projections=melting_projections(split),
+            joins=joins(split, self.device.facts, self._settings),
             constant=self._constant,
             find=self._store.find,
             scratch=self._take_scratch,

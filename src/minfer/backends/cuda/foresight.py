@@ -13,13 +13,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from minfer.backends.base import Split, Weight
-from minfer.backends.cuda.handover import handed_over
+from minfer.backends.cuda.joins import joins
 from minfer.backends.cuda.kv import KVState
 from minfer.backends.cuda.launch import Launch
 from minfer.backends.cuda.ops import OPS, lowered, matmul
 from minfer.backends.cuda.ops.base import COUNTERS_BYTES, Context, Store, halves_key
-from minfer.backends.cuda.ops.qkv import melting_projections
-from minfer.backends.melt import melting_norms
 from minfer.graph import Node
 from minfer.settings import Settings
 
@@ -129,9 +127,7 @@ def _lowered(
         offsets=split.offsets,
         weights=lambda key: 0,
         states={name: KVState(spec, 0) for name, spec in split.graph.states.items()},
-        norms=melting_norms(split),
-        handed=handed_over(split, facts, settings),
-        projections=melting_projections(split),
+        joins=joins(split, facts, settings),
         constant=ledger.constant,
         find=resident(split, settings),
         scratch=ledger.take,

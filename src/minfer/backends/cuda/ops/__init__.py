@@ -44,4 +44,4 @@ def lowered(nodes: Sequence[int], ctx: Context) -> Iterator[tuple[Node, list[Lau
     """Nodes, by id, and their launches, in order; none for a norm that its readers take in."""
     for index in nodes:
         node = ctx.graph.nodes[index]
-        yield node, [] if index in ctx.norms else OPS[node.op].lower(node, ctx)
+        yield node, [] if index in ctx.joins.norms else OPS[node.op].lower(node, ctx)

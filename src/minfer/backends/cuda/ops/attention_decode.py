@@ -48,7 +48,7 @@ def launches(node: Node, ctx: Context, first: int, end: int) -> list[Launch]:
     splits = n_splits(tiles)
     record = TILE * (attrs.head_dim + 2) * 4
     max_pages = ctx.graph.nodes[node.srcs[3]].shape[1]
-    projections = ctx.projections.get(node.srcs[0])
+    projections = ctx.joins.projections.get(node.srcs[0])
     if projections is None:
         before = qkv.Epilogue(ctx.src(node, 0), (0,) * 7, (0.0, 0.0), {})
     else:

@@ -18,7 +18,7 @@ device. So a launch's geometry and arguments never change between steps.
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
@@ -143,6 +143,21 @@ F32_ROWS = Halves()
 
 
 @dataclass(frozen=True, slots=True)
+class Joins:
+    """What nodes of a split leave to their readers, or make for them, by id: see `joins.py`.
+
+    Attributes:
+        norms: norms that become part of their readers.
+        projections: `fused_qkv` nodes that leave to their reader what follows the product.
+        handed: which rows nodes make halves for their reader; of the others, none.
+    """
+
+    norms: Mapping[int, Node] = field(default_factory=dict)
+    projections: Mapping[int, Node] = field(default_factory=dict)
+    handed: Mapping[int, Halves] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
 class Normed:
     """The input of a product.
 
@@ -170,9 +185,7 @@ class Context:
         offsets: node id -> offset in the arena.
         weights: resident weights: key -> address.
         states: KV states by name.
-        norms: norms that become part of their readers, by node id.
-        handed: which rows nodes make halves for their reader, by id; of the others, none.
-        projections: `fused_qkv` nodes that leave to their reader what follows the product, by id.
+        joins: what nodes leave to their readers.
         settings: the A/B switches.
         constant: makes an array of constants resident, answers its address.
         find: address of a resident weight, by its key; 0 where there is none.
@@ -189,9 +202,7 @@ class Context:
     offsets: Mapping[int, int]
     weights: Callable[[Hashable], int]
     states: Mapping[str, KVState]
-    norms: Mapping[int, Node]
-    handed: Mapping[int, Halves]
-    projections: Mapping[int, Node]
+    joins: Joins
     constant: Callable[[NDArray[np.generic]], int]
     find: Callable[[Hashable], int]
     scratch: Scratch
@@ -207,7 +218,7 @@ class Context:
 
     def normed(self, node: Node) -> Normed:
         """What a product reads: its first source, or that of the norm it takes in."""
-        norm = self.norms.get(node.srcs[0])
+        norm = self.joins.norms.get(node.srcs[0])
         if norm is None:
             return Normed(self.src(node, 0), halves=self.halves(node.srcs[0]))
         assert isinstance(norm.attrs, NormAttrs)
@@ -215,7 +226,7 @@ class Context:
 
     def halves(self, index: int) -> Halves:
         """Which rows of a node's output, by its id, are halves."""
-        return self.handed.get(index, F32_ROWS)
+        return self.joins.handed.get(index, F32_ROWS)
 
     def input(self, name: str) -> int:
         """Address of a graph-wide input, e.g. `counts`."""

@@ -119,7 +119,7 @@ def lower(node: Node, ctx: Context) -> list[Launch]:
         group, ctx.weights(group.key), ctx.normed(node), after.values, rows, attrs.single_rows
     )
     launches = matmul.project(product, ctx)
-    if node.id in ctx.projections:
+    if node.id in ctx.joins.projections:
         return launches
     state = ctx.states[attrs.state]
     args = (
