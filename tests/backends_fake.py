@@ -73,9 +73,10 @@ class Recorder(ReferenceBackend):
 
 
 class Dirty:
-    """Another backend in whose memory nothing but a step's inputs and the stored cells is a number.
+    """Another backend in whose memory nothing but inputs and the stored cells is a number.
 
-    All else of the arena is NaN whenever a split runs, and a new KV state is NaN throughout.
+    All else of the arena is NaN whenever a split runs, and a new KV state is NaN throughout. Inputs
+    have two places, which steps of a chain take in turn: those of the next may be there already.
     """
 
     def __init__(self, backend: Backend) -> None:
@@ -100,16 +101,14 @@ class Dirty:
         run = self._backend.compile(split)
         nodes = split.graph.nodes
         assert len(split.nodes) == sum(n.op != "input" for n in nodes), "one split has all"
-        inputs = sorted((split.offsets[n.id], n.nbytes) for n in split.graph.inputs.values())
-        holes, at = [], 0
-        for start, nbytes in (*inputs, (self._end // ALIGNMENT * ALIGNMENT, 0)):
-            if at < start:
-                holes.append((at, np.full((start - at) // 4, np.nan, np.float32)))
-            at = start + -(-nbytes // ALIGNMENT) * ALIGNMENT
+        inputs = [split.offsets[n.id] for n in split.graph.inputs.values()]
+        ends = [split.offsets[n.id] + n.nbytes for n in split.graph.inputs.values()]
+        first, end = min(inputs), -(-max(ends) // ALIGNMENT) * ALIGNMENT
+        start = end if first else 2 * end  # the place behind is the other one's
+        nothing = np.full((self._end // ALIGNMENT * ALIGNMENT - start) // 4, np.nan, np.float32)
 
         def dirty_run() -> None:
-            for start, nothing in holes:
-                self._backend.upload(start, nothing)
+            self._backend.upload(start, nothing)
             run()
 
         return dirty_run
