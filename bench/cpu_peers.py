@@ -116,9 +116,10 @@ def main() -> None:
         with opened(Path(path), args.threads, args.rivals) as engines:
             for row in compare(engines, works, args.runs):
                 rows.append({"model": name, "threads": args.threads, "runs": args.runs, **row})
-            if (fidelity.REFERENCE / f"{name}.npz").exists():
+            if (kept := fidelity.REFERENCES / f"{name}.npz").exists():
+                reference = fidelity.load(kept)
                 for path_name, single in (("prefill", False), ("decode", True)):
-                    d = fidelity.measure(engines[0], name, single)
+                    d = fidelity.measure(engines[0], reference, single)
                     assert d is not None
                     for row in rows:
                         if row["model"] == name and row["engine"] == "minfer":

@@ -156,7 +156,7 @@ def main() -> None:
                 row = (0.0, 1.0, 1.0, 0.0, 0.0)
                 if params.temperature > 0:
                     row = (params.temperature, params.top_k, params.top_p, params.min_p, 0.5)
-                sampling = np.tile(np.float32(row), (rows, 1))
+                sampling = np.tile(np.array(row, np.float32), (rows, 1))
                 assert sampling.shape[1] == SAMPLING_COLUMNS
                 us = chain(
                     backend,

@@ -124,7 +124,7 @@ class Bench:
             counters=lambda count: self.zeros,
         )
 
-    def _scratch(self, nbytes: int) -> int:
+    def _scratch(self, nbytes: int, name: str = "work") -> int:
         if nbytes > self.scratch[1]:
             self.scratch = (self.device.allocate(nbytes, "scratch"), nbytes)
         return self.scratch[0]
@@ -320,26 +320,29 @@ def _geometries(bench: Bench, group: Group, rows: int) -> list[Make]:
     facts = bench.device.facts
     if choose.single_rows_kernel(group, rows, facts) == "matmul_vec":
         few = [choose.vec_geometry(group, rows, stages, facts.n_sms) for stages in (2, 3, 4, 6)]
-        return [
-            lambda p, ctx, v=v: [matmul.vec_launch(p, 0, v)]
-            for v in few
-            if v.shared <= facts.shared_limit
-        ]
+        return [_vec(v) for v in few if v.shared <= facts.shared_limit]
     columns = next((c for c in (8, 16, 32) if c >= rows), 64)
     some = [v for ranks in range(1, 9) for v in choose.batches(group, columns, ranks, facts)]
     some.sort(key=lambda v: choose.batch_cost(group, v, facts))
-    makes: list[Make] = [
-        lambda p, ctx, v=v: matmul.batch_launches(p, 0, rows, v, ctx) for v in some[:SWEPT]
-    ]
+    makes = [_batch(v, rows) for v in some[:SWEPT]]
     if facts.hopper:
         columns = choose.hopper_batch(group, rows, facts).columns
         many = list(choose.hopper_batches(group, columns, facts))
         many.sort(key=lambda v: choose.hopper_cost(group, v, facts))
-        makes += [
-            lambda p, ctx, v=v: matmul.hopper_batch_launches(p, 0, rows, v, ctx)
-            for v in many[:SWEPT]
-        ]
+        makes += [_hopper_batch(v, rows) for v in many[:SWEPT]]
     return makes
+
+
+def _vec(variant: choose.Vec) -> Make:
+    return lambda product, ctx: [matmul.vec_launch(product, 0, variant)]
+
+
+def _batch(variant: choose.Batch, rows: int) -> Make:
+    return lambda product, ctx: matmul.batch_launches(product, 0, rows, variant, ctx)
+
+
+def _hopper_batch(variant: choose.HopperBatch, rows: int) -> Make:
+    return lambda product, ctx: matmul.hopper_batch_launches(product, 0, rows, variant, ctx)
 
 
 def prepare(
