@@ -105,7 +105,7 @@ class Bench:
         self.device = Device(Settings.load(), lambda line: None)
         self.rng = np.random.default_rng(1)
         self.counts = self.device.allocate(12, "counts")
-        self.scratch = (0, 0)
+        self.scratch: dict[str, tuple[int, int]] = {}  # name -> address, bytes
         self.zeros = self.device.allocate(64 << 10, "counters")
         self.device.fill(self.zeros, 0, 64 << 10)
         node = Node(0, "input", (), (), Attrs(), (3,), I32, "counts")
@@ -125,9 +125,9 @@ class Bench:
         )
 
     def _scratch(self, nbytes: int, name: str = "work") -> int:
-        if nbytes > self.scratch[1]:
-            self.scratch = (self.device.allocate(nbytes, "scratch"), nbytes)
-        return self.scratch[0]
+        if nbytes > self.scratch.get(name, (0, 0))[1]:
+            self.scratch[name] = (self.device.allocate(nbytes, "scratch"), nbytes)
+        return self.scratch[name][0]
 
     def weights(self, shape: Shape, copies: int) -> tuple[Group, list[int], list[Any]]:
         """Addresses of packed copies of random weights, and the values of their first rows."""
