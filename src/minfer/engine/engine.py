@@ -247,13 +247,14 @@ class Engine:
 
     def _land(self) -> None:
         """Read the oldest step under way; sequences that have ended since are left alone."""
-        flight = self._flights.popleft()
-        chunks = [c for c in flight.chunks if c.sequence.slot >= 0]
+        flight = self._flights[0]  # still there if Ctrl-C ends the wait: its tokens are not lost
         try:
             ids = flight.ids().tolist()
         except Exception as error:
-            self._fail(chunks, error)
+            self._flights.popleft()
+            self._fail([c for c in flight.chunks if c.sequence.slot >= 0], error)
             return
+        self._flights.popleft()
         began = max(flight.began, self._landed)
         self._landed = perf_counter()
         self._note(flight.chunks, self._landed - began)
@@ -439,6 +440,8 @@ class Engine:
 
     def launches(self, single_rows: int, other_rows: int) -> int:
         """Kernel launches (on a CPU: calls) of a step with so many rows."""
+        self._check_open()
+        self._settle()
         return self._plans.get(self._shape_for(single_rows, other_rows)).n_launches
 
     def describe(self) -> dict[str, str]:
