@@ -183,3 +183,18 @@ def test_steps_that_take_turns_meet_their_own_inputs(
         fake.wait()
         staging.close()
     assert fake.alive == 0
+
+
+@given(seed=st.integers(0, 2**32), sizes=st.lists(st.integers(0, 1024), min_size=1, max_size=4))
+def test_what_is_sent_may_be_larger_than_a_slot(seed: int, sizes: list[int]) -> None:
+    fake = Driver(seed)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(driver, "bindings", lambda: fake)
+        patch.setattr(module, "SLOT_BYTES", 256)
+        staging = Staging(MAIN, fake.wait)
+        parts = [np.random.default_rng([seed, n]).integers(0, 256, n, np.uint8) for n in sizes]
+        for i, part in enumerate(parts):
+            staging.send(1024 * i, part)
+        fake.wait()
+        for i, part in enumerate(parts):
+            assert fake.device[1024 * i :][: part.nbytes].tolist() == part.tolist()

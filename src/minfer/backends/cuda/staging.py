@@ -135,19 +135,23 @@ class Staging:
 
         Args:
             target: where it goes, which no work under way touches.
-            data: the bytes, `SLOT_BYTES` at most; they may change once this returns.
+            data: the bytes; they may change once this returns.
         """
-        if data.nbytes > SLOT_BYTES - self._used:
-            self._next_slot()
-        slot, start = self._slots[self._slot], self._used
-        slot.array[start : start + data.nbytes] = data
-        self._used = min(_aligned(start + data.nbytes), SLOT_BYTES)
-        driver.check(
-            self._cuda.cuMemcpyHtoDAsync(target, slot.address + start, data.nbytes, self._inward),
-            "copying to the device",
-        )
-        self.copies += 1
-        self._order(self._inward, self._stream)  # and so a slot is free when the stream is past it
+        for position in range(0, data.nbytes, SLOT_BYTES):
+            part = data[position : position + SLOT_BYTES]
+            if part.nbytes > SLOT_BYTES - self._used:
+                self._next_slot()
+            slot, start = self._slots[self._slot], self._used
+            slot.array[start : start + part.nbytes] = part
+            self._used = min(_aligned(start + part.nbytes), SLOT_BYTES)
+            source = slot.address + start
+            driver.check(
+                self._cuda.cuMemcpyHtoDAsync(target + position, source, part.nbytes, self._inward),
+                "copying to the device",
+            )
+            self.copies += 1
+            # and so a slot is free when the stream is past it
+            self._order(self._inward, self._stream)
 
     def flush(self) -> None:
         """Enqueue what was uploaded; called before any other work enters the stream."""
