@@ -57,7 +57,7 @@ class EngineConfig:
     def largest_steps(self) -> tuple[StepShape, StepShape]:
         """Steps than which none needs more memory: one long prompt, and it beside all streams.
 
-        With few prompt rows, 16 of them and 64 streams, one that chooses tokens needs a little more.
+        With few rows of prompts, 16 beside 64 streams, one that chooses tokens takes a bit more.
         """
         rows, single = self.prefill_rows, self.max_single
         return self.step_shape(0, rows, 1), self.step_shape(single, rows, single)
