@@ -10,11 +10,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from minfer.backends import Split, Weight
+from minfer.backends import Split, Weight, aligned
 from minfer.dtypes import F32, I32, DType
 from minfer.errors import GraphError
 from minfer.graph import Graph, Node
-from minfer.scheduler.allocate import aligned
 from minfer.scheduler.plan import Copy, Plan
 
 Array = NDArray[Any]

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from minfer.backends.base import ALIGNMENT
+from minfer.backends.base import aligned
 from minfer.backends.cuda import driver
 from minfer.errors import ClosedError
 
@@ -29,10 +29,6 @@ _NO_TIMING = 2  # flag of an event
 _NON_BLOCKING = 1  # flag of a stream: it never waits for the default stream
 
 Bytes = NDArray[np.uint8]
-
-
-def _aligned(n: int) -> int:
-    return -(-n // ALIGNMENT) * ALIGNMENT
 
 
 class Pinned:
@@ -116,13 +112,13 @@ class Staging:
             start = self._used
             self._slots[self._slot].array[start : start + n] = data[position : position + n]
             self._add(target + position, start, n, block)
-            self._used = min(_aligned(start + n), SLOT_BYTES)
+            self._used = min(aligned(start + n), SLOT_BYTES)
             position += n
 
     def _add(self, target: int, start: int, n: int, block: int) -> None:
         if self._pending and self._block == block:
             last_target, last_start, last_n = self._pending[-1]
-            end = _aligned(last_n)
+            end = aligned(last_n)
             if last_target + end == target and last_start + end == start:
                 # the gap holds the padding between two buffers, which belongs to nobody
                 self._pending[-1] = (last_target, last_start, end + n)
@@ -143,7 +139,7 @@ class Staging:
                 self._next_slot()
             slot, start = self._slots[self._slot], self._used
             slot.array[start : start + part.nbytes] = part
-            self._used = min(_aligned(start + part.nbytes), SLOT_BYTES)
+            self._used = min(aligned(start + part.nbytes), SLOT_BYTES)
             source = slot.address + start
             driver.check(
                 self._cuda.cuMemcpyHtoDAsync(target + position, source, part.nbytes, self._inward),
