@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -18,6 +19,7 @@ from minfer.backends import Split
 from minfer.backends.reference import ops
 from minfer.engine import Engine, SamplingParams, Sequence
 from minfer.engine.sampling import Sampler
+from minfer.graph import PAGE
 from minfer.scheduler import Device
 
 BACKENDS = {
@@ -137,6 +139,26 @@ def test_a_torn_step_is_made_again(backend: Historian, where: str, at: int) -> N
         engine.close()
     assert n_torn == 1
     assert found[1] == found[0]
+
+
+def test_a_torn_wait_starts_no_step_past_the_end(backend: Historian) -> None:
+    """The last token that fits the context is computed in its last cell: there is none after it."""
+    plain = run_to_the_end(Historian())
+    n_waits = 2 * len(plain)
+    for at in range(n_waits - 12, n_waits - 6):
+        assert run_to_the_end(Tearing(backend, "wait", at)) == plain
+
+
+def run_to_the_end(backend: Any) -> list[int]:
+    """The tokens of a sequence that fills its context, whoever is interrupted meanwhile."""
+    engine = make_engine("llama", [Device(backend)], n_ctx=PAGE, n_cells=512)
+    sequence = engine.add([3, 1, 4], SamplingParams(temperature=0.0))
+    while engine.has_work:
+        with suppress(KeyboardInterrupt):
+            engine.step()
+    engine.close()
+    assert sequence.finish_reason == "length"
+    return sequence.tokens
 
 
 def test_a_step_is_started_before_the_last_is_read() -> None:
