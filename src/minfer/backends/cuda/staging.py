@@ -167,13 +167,7 @@ class Staging:
         self._record(self._events[self._slot], self._stream)
         self._slot = (self._slot + 1) % SLOTS
         self._used = 0
-        (status,) = self._cuda.cuEventQuery(self._events[self._slot])
-        if status.name == "CUDA_ERROR_NOT_READY":
-            driver.check(
-                self._cuda.cuEventSynchronize(self._events[self._slot]), "waiting for an upload"
-            )
-        elif int(status) != 0:
-            raise driver.explain(status.name, "uploading")
+        self._wait("waiting for an upload", self._events[self._slot])
 
     def download(self, source: int, nbytes: int) -> Bytes:
         """Wait for the work before, and copy from the device address `source`."""
