@@ -129,17 +129,20 @@ class CompiledPlan:
 
     @cached_property
     def _other_steps(self) -> list[tuple[Node | None, Callable[[], None]]]:
-        offsets = {name: self.plan.other_side(name) for name in self.plan.used}
-        return self._compile(offsets, node_by_node=False)
+        return self._compile(self._other_offsets, node_by_node=False)
+
+    @cached_property
+    def _other_offsets(self) -> Mapping[str, Mapping[int, int]]:
+        return {name: self.plan.other_side(name) for name in self.plan.used}
 
     def _started(
         self, rows: int, on_other_side: bool, before: Callable[[], Array] | None
     ) -> Started:
         node = self.plan.graph.nodes[self.plan.graph.outputs[0]]
         name = self.plan.backend_of[node.id]
-        offsets = self.plan.other_side(name) if on_other_side else self.plan.offsets[name]
+        offsets = self._other_offsets if on_other_side else self.plan.offsets
         output = self.plan.backend(name).fetch(
-            offsets[node.id], (rows, *node.shape[1:]), NUMPY_TYPES[node.dtype]
+            offsets[name][node.id], (rows, *node.shape[1:]), NUMPY_TYPES[node.dtype]
         )
         return Started(on_other_side, output, before)
 
