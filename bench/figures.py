@@ -200,7 +200,7 @@ def page() -> str:
         "(`MINFER_CUDA_GENERIC=1`):",
         "",
         *table(header, rivalled(found, "MINFER_CUDA_GENERIC=1")),
-        "## Each fusion off",
+        "## Each switch",
         "",
         *table(("Switch", "Work", "t/s", "of all on"), switched(found)),
         "## Other models",

@@ -82,6 +82,11 @@ def test_a_table_that_is_the_head_is_counted_once(name: str) -> None:
         foresight.footprint([Split(plan.graph, nodes, plan.offsets["cuda"])], weights, H200, USUAL)
         for nodes in (segment.nodes, tuple(i for i in segment.nodes if i != embed.id))
     )
+    apart = [
+        Split(plan.graph, nodes, plan.offsets["cuda"])
+        for nodes in (segment.nodes[:5], segment.nodes[5:])
+    ]
+    assert foresight.footprint(apart, weights, H200, USUAL) == whole
     tied = model_config(tiny(name)).head == embed.weights[0]
     assert whole - rest == (0 if tied else weights[embed.weights[0]].data.nbytes)
     assert plan.kernels[embed.id] == ("embed_packed" if tied else "embed",)

@@ -13,7 +13,7 @@ import pytest
 from minfer.backends.base import Weight
 from minfer.backends.cuda.device import Facts
 from minfer.backends.cuda.launch import Launch
-from minfer.backends.cuda.ops import matmul, matmul_pack
+from minfer.backends.cuda.ops import matmul, matmul_halves, matmul_pack
 from minfer.backends.cuda.ops import matmul_choose as choose
 from minfer.backends.cuda.ops.base import Context, Joins, Normed, Store
 from minfer.backends.cuda.ops.matmul import GELU, PLAIN, SILU, Product
@@ -265,7 +265,7 @@ def test_kept_halves_give_the_same_bits(bench: Bench, monkeypatch: pytest.Monkey
     expected = bench.run(group, x, 0)
     strips = group.n_cols // 128
     kept = bench.device.allocate(group.n_rows * strips * 256, "halves")
-    bench.device.run(matmul.expand_launches(group, bench.store.address(group.key), kept))
+    bench.device.run(matmul_halves.expand_launches(group, bench.store.address(group.key), kept))
     monkeypatch.setattr(bench, "context", replace(bench.context, find=lambda key: kept))
     product = Product(group, 0, Normed(0), 0, 40, 0)
     names = [launch.kernel.name for launch in matmul.project(product, bench.context)]

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,9 +15,11 @@ from hypothesis import strategies as st
 from test_engine_invariance import Watching
 from tiny_models import expected, make_engine
 
+from minfer.backends import Split
 from minfer.backends.reference import ops
 from minfer.engine import Engine, SamplingParams, Sequence
 from minfer.engine.sampling import Sampler
+from minfer.graph import PAGE
 from minfer.scheduler import Device
 
 BACKENDS = {
@@ -71,6 +76,89 @@ def test_tokens_are_those_of_the_host(backend: Historian, lengths: tuple[int, ..
         engine.clear_cache()
         assert engine.pages[0] == engine.pages[2]
     assert found[0] == found[1]
+
+
+class Tearing:
+    """Another backend, one of whose calls is torn apart by Ctrl-C.
+
+    Args:
+        where: before the work of a step ("run"), between it and asking for the result ("fetch"), or
+            while waiting for one ("wait").
+        at: which call it is, from 1.
+    """
+
+    def __init__(self, backend: Historian, where: str, at: int) -> None:
+        self._backend = backend
+        self._where = where
+        self._left = at
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._backend, name)
+
+    def _pass(self, where: str) -> None:
+        self._left -= where == self._where
+        if where == self._where and self._left == 0:
+            raise KeyboardInterrupt
+
+    def compile(self, split: Split) -> Callable[[], None]:
+        run = self._backend.compile(split)
+
+        def torn() -> None:
+            self._pass("run")
+            run()
+
+        return torn
+
+    def fetch(self, *args: Any) -> Callable[[], Any]:
+        self._pass("fetch")
+        arrived = self._backend.fetch(*args)
+
+        def waited() -> Any:
+            self._pass("wait")
+            return arrived()
+
+        return waited
+
+
+@pytest.mark.parametrize("where", ["run", "fetch", "wait"])
+@pytest.mark.parametrize("at", [1, 2, 3, 4, 5, 8, 10])
+def test_a_torn_step_is_made_again(backend: Historian, where: str, at: int) -> None:
+    """Ctrl-C, which reaches whoever steps the engine for all, changes no one's tokens."""
+    found = []
+    for one in (Historian(chooses=False), Tearing(backend, where, at)):
+        engine = make_engine("llama", [Device(one)], n_ctx=220, n_cells=512)
+        params = SamplingParams(temperature=0.0, max_tokens=12)
+        runs = [engine.add([3, 1, 4 + i], params) for i in range(2)]
+        n_torn = 0
+        while engine.has_work:
+            try:
+                engine.step()
+            except KeyboardInterrupt:
+                n_torn += 1
+        found.append([r.tokens for r in runs])
+        engine.close()
+    assert n_torn == 1
+    assert found[1] == found[0]
+
+
+def test_a_torn_wait_starts_no_step_past_the_end(backend: Historian) -> None:
+    """The last token that fits the context is computed in its last cell: there is none after it."""
+    plain = run_to_the_end(Historian())
+    n_waits = 2 * len(plain)
+    for at in range(n_waits - 12, n_waits - 6):
+        assert run_to_the_end(Tearing(backend, "wait", at)) == plain
+
+
+def run_to_the_end(backend: Any) -> list[int]:
+    """The tokens of a sequence that fills its context, whoever is interrupted meanwhile."""
+    engine = make_engine("llama", [Device(backend)], n_ctx=PAGE, n_cells=512)
+    sequence = engine.add([3, 1, 4], SamplingParams(temperature=0.0))
+    while engine.has_work:
+        with suppress(KeyboardInterrupt):
+            engine.step()
+    engine.close()
+    assert sequence.finish_reason == "length"
+    return sequence.tokens
 
 
 def test_a_step_is_started_before_the_last_is_read() -> None:

@@ -18,7 +18,7 @@ from minfer.backends.reference import ReferenceBackend, ops
 from minfer.dtypes import F32
 from minfer.errors import GraphError
 from minfer.graph import GatedAttrs, Graph, Node, WeightSpec
-from minfer.scheduler import CompiledPlan, Copy, Device, Plan, load_weights, make_plan
+from minfer.scheduler import CompiledPlan, Copy, Device, Plan, Started, load_weights, make_plan
 from minfer.settings import Settings
 
 Array = NDArray[Any]
@@ -165,15 +165,13 @@ def test_steps_of_a_chain_meet_their_own_inputs(
     right, found = [], []
     for number, n_steps in enumerate(chains):
         program, other = other, program
+        step: Started | None = None
         expected = np.full((ROWS, 4), number, np.float32)
         program.inputs["sums"][...] = expected
         for n in range(n_steps):
             program.inputs["more"][...] = 10 * n + number
-            if n == 0:
-                program.enqueue()
-            else:
-                program.enqueue_after_itself()
-            found.append(program.fetch(ROWS))
+            step = program.start_after(step, ROWS) if step else program.start(ROWS)
+            found.append(step.output)
             expected = (expected + np.float32(10 * n + number)) * np.float32(0.5)
             right.append(expected)
             if n >= 1 and reads:

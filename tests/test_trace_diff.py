@@ -89,13 +89,14 @@ def test_a_distance_is_relative_to_the_size_of_the_whole_value(tmp_path: Path) -
     assert distance(replace(node, rms=None), replace(node, rms=None)) == 0.0
 
 
-def test_fused_and_unfused_nodes_are_matched(tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["qwen3", "gemma3"])  # products, and norms, that add a residual
+def test_fused_and_unfused_nodes_are_matched(tmp_path: Path, name: str) -> None:
     try:
         fused = create_backend("cpu", Settings(threads=2))
     except (BackendError, ImportError) as error:
         pytest.skip(f"no cpu backend: {error}")
-    a = trace_of(tmp_path / "a", fused, Settings(threads=2))
-    b = trace_of(tmp_path / "b", ReferenceBackend(), Settings())
+    a = trace_of(tmp_path / "a", fused, Settings(threads=2), name)
+    b = trace_of(tmp_path / "b", ReferenceBackend(), Settings(), name)
     for found, fused_side in ((diff(a, b), a), (diff(b, a), a)):
         assert found.parting is None
         ops_fused = {n.op for p in fused_side.plans.values() for n in p.nodes}

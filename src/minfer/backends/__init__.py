@@ -6,7 +6,15 @@ import difflib
 import importlib
 from typing import cast
 
-from minfer.backends.base import ALIGNMENT, Backend, Budget, Foreseeing, Split, Weight
+from minfer.backends.base import (
+    ALIGNMENT,
+    Backend,
+    Budget,
+    Foreseeing,
+    Split,
+    Weight,
+    aligned,
+)
 from minfer.errors import UnsupportedError
 from minfer.graph import Graph, Node
 from minfer.settings import Settings
@@ -50,6 +58,7 @@ __all__ = [
     "Foreseeing",
     "Split",
     "Weight",
+    "aligned",
     "create_backend",
     "reason_against",
 ]

@@ -27,6 +27,11 @@ ALIGNMENT = 256
 """Alignment of every buffer in an arena, bytes."""
 
 
+def aligned(nbytes: int) -> int:
+    """`nbytes` rounded up to the alignment of buffers."""
+    return -(-nbytes // ALIGNMENT) * ALIGNMENT
+
+
 @dataclass(frozen=True, slots=True)
 class Weight:
     """A weight as the file has it.

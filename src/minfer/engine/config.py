@@ -55,7 +55,10 @@ class EngineConfig:
 
     @property
     def largest_steps(self) -> tuple[StepShape, StepShape]:
-        """Steps than which none needs more memory: one long prompt, and it beside all streams."""
+        """Steps than which none needs more memory: one long prompt, and it beside all streams.
+
+        With few rows of prompts, 16 beside 64 streams, one that chooses tokens takes a bit more.
+        """
         rows, single = self.prefill_rows, self.max_single
         return self.step_shape(0, rows, 1), self.step_shape(single, rows, single)
 

@@ -230,6 +230,8 @@ class Engine:
 
     def _follow(self) -> None:
         """Start the next step behind the one under way, if its rows are certain to go on."""
+        if len(self._flights) > 1:  # Ctrl-C ended the wait for the older one
+            return
         flight = self._flights[-1]
         runs = [c.sequence for c in flight.chunks]
         if self._watcher is not None or self._guesser is not None or self._roster.may_admit():
@@ -247,25 +249,26 @@ class Engine:
 
     def _land(self) -> None:
         """Read the oldest step under way; sequences that have ended since are left alone."""
-        flight = self._flights.popleft()
-        chunks = [c for c in flight.chunks if c.sequence.slot >= 0]
+        flight = self._flights[0]  # until all of it is read: Ctrl-C may end the wait
         try:
             ids = flight.ids().tolist()
         except Exception as error:
-            self._fail(chunks, error)
+            self._flights.popleft()
+            self._fail([c for c in flight.chunks if c.sequence.slot >= 0], error)
             return
         began = max(flight.began, self._landed)
         self._landed = perf_counter()
         self._note(flight.chunks, self._landed - began)
         for chunk, token in zip(flight.chunks, ids, strict=True):
             sequence = chunk.sequence
-            if sequence.slot < 0:
+            if sequence.slot < 0 or sequence.n_computed > chunk.start:
                 continue
             if token < 0:
                 self._finish(sequence, "error", no_finite_logits())
             else:
                 sequence.n_computed += chunk.count
                 self._accept(sequence, Choice(token))
+        self._flights.popleft()
         if not self._roster.running:
             self._flights.clear()
 
@@ -439,6 +442,8 @@ class Engine:
 
     def launches(self, single_rows: int, other_rows: int) -> int:
         """Kernel launches (on a CPU: calls) of a step with so many rows."""
+        self._check_open()
+        self._settle()
         return self._plans.get(self._shape_for(single_rows, other_rows)).n_launches
 
     def describe(self) -> dict[str, str]:

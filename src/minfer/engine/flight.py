@@ -7,7 +7,7 @@ host learns a step late is that a sequence has ended; the row it then computed i
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from time import perf_counter
 
@@ -18,7 +18,7 @@ from minfer.engine.batcher import Chunk
 from minfer.engine.config import EngineConfig
 from minfer.engine.inputs import fill, fill_penalties, fill_sampling
 from minfer.models import DecoderConfig, build_decoder
-from minfer.scheduler import CompiledPlan, Device
+from minfer.scheduler import CompiledPlan, Device, Started
 
 
 @dataclass(frozen=True)
@@ -29,13 +29,17 @@ class Flight:
         chunks: its rows, one token of each sequence.
         compiled: its plan.
         began: when it was started.
-        ids: waits for the chosen tokens, [n]; -1 where the logits had no finite maximum.
+        step: what its plan answered.
     """
 
     chunks: Sequence[Chunk]
     compiled: CompiledPlan
     began: float
-    ids: Callable[[], NDArray[np.int32]]
+    step: Started
+
+    def ids(self) -> NDArray[np.int32]:
+        """Wait for the chosen tokens, [n]; -1 where the logits had no finite maximum."""
+        return self.step.output()
 
 
 def supports_sampling(
@@ -59,7 +63,7 @@ def can_fly(chunks: Sequence[Chunk]) -> bool:
 
 def take_off(compiled: CompiledPlan, chunks: Sequence[Chunk]) -> Flight:
     """Start a step whose tokens are known."""
-    return _start(compiled, chunks, compiled.enqueue)
+    return _start(compiled, chunks, None)
 
 
 def next_chunks(flight: Flight) -> list[Chunk]:
@@ -69,14 +73,14 @@ def next_chunks(flight: Flight) -> list[Chunk]:
 
 def follow(flight: Flight, chunks: Sequence[Chunk]) -> Flight:
     """Start the step after `flight`; its sequences have cells for it."""
-    return _start(flight.compiled, chunks, flight.compiled.enqueue_after_itself)
+    return _start(flight.compiled, chunks, flight.step)
 
 
-def _start(compiled: CompiledPlan, chunks: Sequence[Chunk], enqueue: Callable[[], None]) -> Flight:
+def _start(compiled: CompiledPlan, chunks: Sequence[Chunk], last: Started | None) -> Flight:
     fill(compiled.inputs, chunks)
     fill_sampling(compiled.inputs["sampling"], chunks)
     if "penalties" in compiled.inputs:
         fill_penalties(compiled.inputs, chunks)
-    began = perf_counter()
-    enqueue()
-    return Flight(chunks, compiled, began, compiled.fetch(len(chunks)))
+    began, rows = perf_counter(), len(chunks)
+    step = compiled.start_after(last, rows) if last else compiled.start(rows)
+    return Flight(chunks, compiled, began, step)

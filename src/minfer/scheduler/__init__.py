@@ -3,7 +3,7 @@
 from minfer.scheduler.allocate import Live, Resident, place, residents
 from minfer.scheduler.plan import Copy, Device, Plan, Segment
 from minfer.scheduler.planner import make_plan, passes
-from minfer.scheduler.runner import CompiledPlan, load_weights
+from minfer.scheduler.runner import CompiledPlan, Started, load_weights
 
 __all__ = [
     "CompiledPlan",
@@ -13,6 +13,7 @@ __all__ = [
     "Plan",
     "Resident",
     "Segment",
+    "Started",
     "load_weights",
     "make_plan",
     "passes",

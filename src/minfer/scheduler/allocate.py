@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 
-from minfer.backends import ALIGNMENT
+from minfer.backends import aligned
 from minfer.graph import OPS, Node
 from minfer.scheduler.plan import Plan
 
@@ -22,11 +22,6 @@ class Live:
     start: int
     end: int
     nbytes: int
-
-
-def aligned(nbytes: int) -> int:
-    """`nbytes` rounded up to the alignment of buffers."""
-    return -(-nbytes // ALIGNMENT) * ALIGNMENT
 
 
 def place(buffers: Sequence[Live]) -> tuple[list[int], int]:

@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sized
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from minfer.backends import Split, Weight
+from minfer.backends import Split, Weight, aligned
 from minfer.dtypes import F32, I32, DType
 from minfer.errors import GraphError
 from minfer.graph import Graph, Node
-from minfer.scheduler.allocate import aligned
 from minfer.scheduler.plan import Copy, Plan
 
 Array = NDArray[Any]
-Fetched = Callable[[], Array] | None
 
 NUMPY_TYPES: dict[DType, np.dtype[Any]] = {F32: np.dtype(np.float32), I32: np.dtype(np.int32)}
 
@@ -47,6 +46,21 @@ def load_weights(
     return taken
 
 
+@dataclass(frozen=True, slots=True)
+class Started:
+    """A step of a chain, once it was started: see `CompiledPlan`.
+
+    Attributes:
+        on_other_side: whether its inputs are in the second of their places.
+        output: waits for the leading rows of its output.
+        before: waits for those of the step before it; None if it is the first.
+    """
+
+    on_other_side: bool
+    output: Callable[[], Array]
+    before: Callable[[], Array] | None
+
+
 class CompiledPlan:
     """A plan bound to its backends' memory. Weights and states must be there before.
 
@@ -67,8 +81,6 @@ class CompiledPlan:
             name: self._input_view(node) for name, node in plan.graph.inputs.items()
         }
         self._steps = self._compile(plan.offsets, node_by_node)
-        self._on_other_side = False  # the step started last
-        self._fetched: tuple[Fetched, Fetched] = (None, None)  # of the last two steps of a chain
 
     def is_current(self) -> bool:
         """Whether the arenas are still where they were at compile time."""
@@ -79,51 +91,60 @@ class CompiledPlan:
 
     def enqueue(self) -> None:
         """Send the inputs and start the step."""
-        self._on_other_side, self._fetched = False, (None, None)
         self.upload_inputs()
         for _node, step in self._steps:
             step()
 
-    def enqueue_after_itself(self) -> None:
-        """Start another step, one of whose inputs is what the output of the last will be.
+    def start(self, rows: int) -> Started:
+        """`enqueue` the first step of a chain, and ask for the leading rows of its output."""
+        self.enqueue()
+        return self._started(rows, False, None)
+
+    def start_after(self, last: Started, rows: int) -> Started:
+        """Start another step, one of whose inputs is what the output of `last` will be.
 
         The other inputs go beside the step under way into a place that it does not read. The last
         step that did is the one before it: its output has arrived before anything is sent, waited
         for here if need be: so two steps of a chain are under way at most. Only for a graph that
-        feeds an input, whole on one backend, and right after `fetch` of a step of this very plan.
+        feeds an input, whole on one backend, and `last` is the last work of any plan on it.
+
+        A call that was interrupted, as by Ctrl-C, may be made again: it does what it did.
         """
         (name,) = self.plan.used
         backend = self.plan.backend(name)
         fed = self.plan.graph.inputs[self.plan.graph.feeds]
-        self._on_other_side = not self._on_other_side
-        start = self.plan.input_bytes if self._on_other_side else 0
-        before, _under_way = self._fetched
-        if before is None:  # what ran before the chain may be under way, and use the place
+        on_other_side = not last.on_other_side
+        start = self.plan.input_bytes if on_other_side else 0
+        if last.before is None:  # what ran before the chain may be under way, and use the place
             send = backend.upload
         else:
-            before()
+            last.before()
             send = backend.send
         # not over the ids, which are being chosen: they are the first of the inputs
         skipped = self.plan.offsets[name][fed.id] + aligned(fed.nbytes)
         send(start + skipped, self._host[skipped:])
-        for _node, step in self._other_steps if self._on_other_side else self._steps:
+        for _node, step in self._other_steps if on_other_side else self._steps:
             step()
+        return self._started(rows, on_other_side, last.output)
 
     @cached_property
     def _other_steps(self) -> list[tuple[Node | None, Callable[[], None]]]:
-        offsets = {name: self.plan.other_side(name) for name in self.plan.used}
-        return self._compile(offsets, node_by_node=False)
+        return self._compile(self._other_offsets, node_by_node=False)
 
-    def fetch(self, rows: int) -> Callable[[], Array]:
-        """Ask for the leading rows of the output of the step just started; the result waits."""
+    @cached_property
+    def _other_offsets(self) -> Mapping[str, Mapping[int, int]]:
+        return {name: self.plan.other_side(name) for name in self.plan.used}
+
+    def _started(
+        self, rows: int, on_other_side: bool, before: Callable[[], Array] | None
+    ) -> Started:
         node = self.plan.graph.nodes[self.plan.graph.outputs[0]]
         name = self.plan.backend_of[node.id]
-        offsets = self.plan.other_side(name) if self._on_other_side else self.plan.offsets[name]
-        arrived = self.plan.backend(name).fetch(
-            offsets[node.id], (rows, *node.shape[1:]), NUMPY_TYPES[node.dtype]
+        offsets = self._other_offsets if on_other_side else self.plan.offsets
+        output = self.plan.backend(name).fetch(
+            offsets[name][node.id], (rows, *node.shape[1:]), NUMPY_TYPES[node.dtype]
         )
-        self._fetched = (self._fetched[1], arrived)
-        return arrived
+        return Started(on_other_side, output, before)
 
     def output(self, index: int = 0, rows: int | None = None) -> Array:
         """Wait for an output; `rows` limits it to the leading ones."""

@@ -77,7 +77,7 @@ def footprint(
     ledger = _Ledger(settings.cuda_halves)
     states: dict[str, KVState] = {}
     on_its_way = 0  # the largest matrix as the file has it, while it is packed
-    for split in splits:
+    for split in reversed(splits):  # as they are loaded: from a plan's last node to its first
         for node in (split.graph.nodes[i] for i in reversed(split.nodes)):
             load = getattr(OPS[node.op], "load", None)
             if load is not None:
@@ -87,6 +87,7 @@ def footprint(
             name = getattr(node.attrs, "state", None)
             if name is not None:
                 states[name] = KVState(split.graph.states[name], 0)
+    for split in splits:
         for _ in _lowered(split, ledger, facts, settings):
             pass
     passing = max(on_its_way, int(SCRATCH_GROWTH * sum(ledger.scratch.values())))

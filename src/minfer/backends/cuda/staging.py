@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from minfer.backends.base import ALIGNMENT
+from minfer.backends.base import aligned
 from minfer.backends.cuda import driver
 from minfer.errors import ClosedError
 
@@ -29,10 +29,6 @@ _NO_TIMING = 2  # flag of an event
 _NON_BLOCKING = 1  # flag of a stream: it never waits for the default stream
 
 Bytes = NDArray[np.uint8]
-
-
-def _aligned(n: int) -> int:
-    return -(-n // ALIGNMENT) * ALIGNMENT
 
 
 class Pinned:
@@ -116,13 +112,13 @@ class Staging:
             start = self._used
             self._slots[self._slot].array[start : start + n] = data[position : position + n]
             self._add(target + position, start, n, block)
-            self._used = min(_aligned(start + n), SLOT_BYTES)
+            self._used = min(aligned(start + n), SLOT_BYTES)
             position += n
 
     def _add(self, target: int, start: int, n: int, block: int) -> None:
         if self._pending and self._block == block:
             last_target, last_start, last_n = self._pending[-1]
-            end = _aligned(last_n)
+            end = aligned(last_n)
             if last_target + end == target and last_start + end == start:
                 # the gap holds the padding between two buffers, which belongs to nobody
                 self._pending[-1] = (last_target, last_start, end + n)
@@ -135,19 +131,23 @@ class Staging:
 
         Args:
             target: where it goes, which no work under way touches.
-            data: the bytes, `SLOT_BYTES` at most; they may change once this returns.
+            data: the bytes; they may change once this returns.
         """
-        if data.nbytes > SLOT_BYTES - self._used:
-            self._next_slot()
-        slot, start = self._slots[self._slot], self._used
-        slot.array[start : start + data.nbytes] = data
-        self._used = min(_aligned(start + data.nbytes), SLOT_BYTES)
-        driver.check(
-            self._cuda.cuMemcpyHtoDAsync(target, slot.address + start, data.nbytes, self._inward),
-            "copying to the device",
-        )
-        self.copies += 1
-        self._order(self._inward, self._stream)  # and so a slot is free when the stream is past it
+        for position in range(0, data.nbytes, SLOT_BYTES):
+            part = data[position : position + SLOT_BYTES]
+            if part.nbytes > SLOT_BYTES - self._used:
+                self._next_slot()
+            slot, start = self._slots[self._slot], self._used
+            slot.array[start : start + part.nbytes] = part
+            self._used = min(aligned(start + part.nbytes), SLOT_BYTES)
+            source = slot.address + start
+            driver.check(
+                self._cuda.cuMemcpyHtoDAsync(target + position, source, part.nbytes, self._inward),
+                "copying to the device",
+            )
+            self.copies += 1
+            # and so a slot is free when the stream is past it
+            self._order(self._inward, self._stream)
 
     def flush(self) -> None:
         """Enqueue what was uploaded; called before any other work enters the stream."""
@@ -167,13 +167,7 @@ class Staging:
         self._record(self._events[self._slot], self._stream)
         self._slot = (self._slot + 1) % SLOTS
         self._used = 0
-        (status,) = self._cuda.cuEventQuery(self._events[self._slot])
-        if status.name == "CUDA_ERROR_NOT_READY":
-            driver.check(
-                self._cuda.cuEventSynchronize(self._events[self._slot]), "waiting for an upload"
-            )
-        elif int(status) != 0:
-            raise driver.explain(status.name, "uploading")
+        self._wait("waiting for an upload", self._events[self._slot])
 
     def download(self, source: int, nbytes: int) -> Bytes:
         """Wait for the work before, and copy from the device address `source`."""

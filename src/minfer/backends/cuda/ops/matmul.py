@@ -2,7 +2,8 @@
 
 Single rows stream the packed weight once (`matmul_vec`, `matmul_batch`, `matmul_batch_sm90`); the
 other rows multiply on weights expanded to halves, in scratch, or once for all with the setting
-`cuda_halves`. Geometry is `matmul_choose`'s, the packed layout `matmul_pack`'s.
+`cuda_halves`. Geometry is `matmul_choose`'s, the packed layout `matmul_pack`'s, halves of weights
+and of x are `matmul_halves`'.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from minfer.backends.base import Weight
 from minfer.backends.cuda.device import Facts
 from minfer.backends.cuda.launch import Kernel, Launch, kernel
 from minfer.backends.cuda.ops import matmul_choose as choose
-from minfer.backends.cuda.ops import matmul_pack
+from minfer.backends.cuda.ops import matmul_halves, matmul_pack
 from minfer.backends.cuda.ops.base import (
     F32_ROWS,
     Chunks,
@@ -26,7 +27,8 @@ from minfer.backends.cuda.ops.base import (
     halves_key,
     out_defines,
 )
-from minfer.backends.cuda.ops.matmul_pack import Format, Group
+from minfer.backends.cuda.ops.matmul_halves import act_launch, expand_launches, halves_bytes
+from minfer.backends.cuda.ops.matmul_pack import Group
 from minfer.dtypes import BY_NAME, F32, WEIGHT_TYPES
 from minfer.graph import FusedFFNAttrs, FusedQKVAttrs, Graph, MatMulAttrs, Node, WeightSpec
 from minfer.settings import Settings
@@ -104,14 +106,9 @@ def load_group(group: Group, node: Node, weights: Mapping[str, Weight], store: S
     if store.halves and node.attrs.single_rows < node.shape[0]:
         store.resident(
             halves_key(group.key),
-            _halves_bytes(group.n_rows, group),
+            halves_bytes(group.n_rows, group),
             lambda to: store.device.run(expand_launches(group, packed, to)),
         )
-
-
-def _halves_bytes(rows: int, group: Group) -> int:
-    """Bytes of so many rows of a group's columns as chunked halves (`lib/act.cuh`)."""
-    return rows * blocks(group.n_cols, 128) * 256
 
 
 def lower(node: Node, ctx: Context) -> list[Launch]:
@@ -260,7 +257,7 @@ def batch_launches(
 ) -> list[Launch]:
     """The launches of `matmul_batch` for `rows` single rows from `first` on."""
     group = product.group
-    x_bytes = _halves_bytes(variant.columns, group)
+    x_bytes = halves_bytes(variant.columns, group)
     apart = variant.ranks > 1 and not variant.cluster
     partial_bytes = 4 * variant.ranks * variant.columns * group.n_rows if apart else 0
     x = ctx.scratch(x_bytes + partial_bytes)
@@ -315,7 +312,7 @@ def hopper_batch_launches(
 ) -> list[Launch]:
     """The launches of `matmul_batch_sm90` for `rows` single rows from `first` on."""
     group = product.group
-    x = ctx.scratch(_halves_bytes(variant.columns, group))
+    x = ctx.scratch(halves_bytes(variant.columns, group))
     x, launches = _single_x(product, first, rows, Chunks(variant.columns, True), x)
     args = (
         *_addresses(product),
@@ -357,11 +354,11 @@ def _many(product: Product, ctx: Context) -> list[Launch]:
     group = product.group
     rows = product.rows - product.single_rows
     variant = choose.gemm(group, rows, ctx.facts)
-    x_bytes = _halves_bytes(variant.padded, group)
+    x_bytes = halves_bytes(variant.padded, group)
     w = ctx.find(halves_key(group.key))
     # room for x even where it comes as halves: of fewer rows it may not, and the largest step
     # tells what all of them take
-    x = ctx.scratch(x_bytes + (0 if w else _halves_bytes(group.n_rows, group)))
+    x = ctx.scratch(x_bytes + (0 if w else halves_bytes(group.n_rows, group)))
     launches = [] if w else expand_launches(group, product.weights, x + x_bytes)
     w = w or x + x_bytes
     if product.x.halves.many:
@@ -369,71 +366,6 @@ def _many(product: Product, ctx: Context) -> list[Launch]:
     else:
         launches.append(act_launch(product.x, product.single_rows, x, rows, variant.padded, group))
     return [*launches, gemm_launch(product, x, w, ctx.input("counts"), variant)]
-
-
-def expand_launches(group: Group, weights: int, out: int) -> list[Launch]:
-    """Expand a group to halves, segment by segment."""
-    launches, first = [], 0
-    for s in group.segments:
-        strips = s.n_blocks * s.format.block // 128
-        launches.append(
-            Launch(
-                expand_kernel(s.format),
-                (blocks(s.n_tiles * strips, 8), 1, 1),
-                256,
-                (weights + s.offset, out, s.n_tiles, s.n_blocks, first, group.n_rows),
-            )
-        )
-        first += s.n_tiles * matmul_pack.TILE
-    return launches
-
-
-def expand_kernel(format: Format) -> Kernel:
-    """The specialised `matmul_expand`."""
-    return kernel("ops/matmul_expand.cu", "matmul_expand", "p p i i i i", TYPE=format.struct)
-
-
-def act_launch(
-    x: Normed,
-    first: int,
-    out: int,
-    rows: int,
-    padded: int,
-    group: Group,
-    ordered: bool = False,
-) -> Launch:
-    """Make chunked halves of `rows` rows of x from `first` on, and zeros up to `padded` rows.
-
-    `ordered` is for `matmul_batch_sm90`, which takes the values of a row in an order of its own.
-    """
-    strips = blocks(group.n_cols, 128)
-    shape = (rows, padded, group.n_cols, strips)
-    source = x.x + 4 * first * group.n_cols
-    if x.norm:
-        args = (source, x.norm, out, *shape, x.eps)
-        return Launch(act_normed_kernel(group.n_cols, ordered), (padded, 1, 1), ACT_THREADS, args)
-    grid = (padded, blocks(strips * 16, 256), 1)
-    return Launch(act_kernel(ordered), grid, 256, (source, out, *shape))
-
-
-ACT_THREADS = 512
-"""Of a block that norms a row."""
-
-
-def act_kernel(ordered: bool) -> Kernel:
-    """The kernel `matmul_act`."""
-    return _act_kernel("matmul_act", "p p i i i i", 1, ordered)
-
-
-def act_normed_kernel(n_cols: int, ordered: bool) -> Kernel:
-    """The kernel `matmul_act_normed` for rows of so many values."""
-    per = blocks(n_cols, 8 * ACT_THREADS)
-    return _act_kernel("matmul_act_normed", "p p p i i i i f", per, ordered)
-
-
-def _act_kernel(name: str, signature: str, per: int, ordered: bool) -> Kernel:
-    macros = {"THREADS": ACT_THREADS, "PER": per, "ORDERED": int(ordered)}
-    return kernel("ops/matmul_act.cu", name, signature, **macros)
 
 
 def gemm_launch(product: Product, x: int, w: int, counts: int, variant: choose.Gemm) -> Launch:
@@ -473,9 +405,8 @@ def gemm_kernel(epilogue: int, halves: bool, variant: choose.Gemm) -> Kernel:
 
 def kernels(facts: Facts) -> Sequence[Kernel]:
     """Every type at one and eight rows, some in batches, a mixed QKV, and many-rows products."""
-    found: list[Kernel] = matmul_pack.kernels()
+    found = [*matmul_pack.kernels(), *matmul_halves.kernels(facts)]
     for dtype in WEIGHT_TYPES:
-        found.append(expand_kernel(matmul_pack.FORMATS[dtype.name]))
         group = Group(("w",), (WeightSpec(dtype, (4096, 4096)),))
         batches = (16, 64) if dtype.name in ("q4_K", "q5_0", "q6_K", "f16") else ()
         found += _single_kernels(group, PLAIN, (1, 2, 8, *batches), facts)
@@ -486,9 +417,6 @@ def kernels(facts: Facts) -> Sequence[Kernel]:
     mixed = Group(("q", "k", "v"), specs)
     found += _single_kernels(mixed, PLAIN, (1, 2, 8, 16, 64), facts)
     hopper = facts.hopper
-    for ordered in (False, True) if hopper else (False,):
-        found.append(act_kernel(ordered))
-        found += [act_normed_kernel(n, ordered) for n in (4096, 8192, 28672)]
     for tile_n in (128, 192, 224, 256) if hopper else (128,):
         variant = choose.Gemm(hopper, tile_n, 3, 256, 1, 0)
         for epilogue in (PLAIN, SILU, GELU):
