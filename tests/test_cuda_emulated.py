@@ -206,13 +206,21 @@ MUTANTS = [
     (HOPPER, "matmul-q8_0-288x33-rows17+0", "(u64)64 << 32", "(u64)32 << 32"),
     (HOPPER, "matmul-q4_K-512x80-rows0+37", "barrier_wait(full + at, parity);", ""),
     (AMPERE, "matmul-q4_K-512x80-rows0+37", "copy_wait<STAGES - 2>();", ""),
+    (
+        HOPPER,
+        "matmul-q8_0-288x33-rows17+0",
+        "pdl_wait();\n    if (threadIdx.x == 0)\n"
+        "        for (int i = 0; i < X_STAGES; i++) fetch_x(i, first_strip + i);",
+        "if (threadIdx.x == 0)\n"
+        "        for (int i = 0; i < X_STAGES; i++) fetch_x(i, first_strip + i);\n    pdl_wait();",
+    ),
     (HOPPER, "rms_norm-576-by576-x1", "__syncthreads();", ""),
     (HOPPER, "embed-q4_K-x1", "b + 4", "b + 5"),
 ]
 
 
 @pytest.mark.parametrize(
-    ("card", "name", "old", "new"), MUTANTS, ids=[f"{m[1]}:{m[2]}" for m in MUTANTS]
+    ("card", "name", "old", "new"), MUTANTS, ids=[f"{m[1]}:{m[2].splitlines()[0]}" for m in MUTANTS]
 )
 def test_kernels_made_wrong_are_found_out(card: Facts, name: str, old: str, new: str) -> None:
     """The op table, by one schedule or the other, sees what is taken out of a kernel."""

@@ -43,7 +43,7 @@ class EmulatedBench(Bench):
 
     def __init__(self, facts: Facts, ahead: bool = True) -> None:
         self._ahead = ahead
-        self.emulated = EmulatedDevice(facts)
+        self.emulated = EmulatedDevice(facts, overlaps=False)  # its scratch is large
         with mock.patch("minfer.backends.cuda.device.Device", lambda settings, say: self.emulated):
             super().__init__(facts.generic)
 

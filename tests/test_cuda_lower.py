@@ -14,18 +14,24 @@ from hypothesis import strategies as st
 from op_cases import Case, cases
 from tiny_models import tiny
 
+from minfer.backends import Split
 from minfer.backends.cuda.device import Facts
 from minfer.backends.cuda.kv import ELEMENT_BYTES, KVState, scale_group
 from minfer.backends.cuda.launch import Launch
 from minfer.backends.cuda.ops import OPS, attention_decode, attention_prefill
+from minfer.backends.cuda.ops.qkv import melting_projections
 from minfer.backends.cuda.ops.rope import frequencies
 from minfer.dtypes import F16, F32, Q8_0
 from minfer.engine import EngineConfig
 from minfer.graph import OPS as GRAPH_OPS
 from minfer.graph import (
     PAGE,
+    AttentionAttrs,
+    FusedQKVAttrs,
+    GraphBuilder,
     KVSpec,
     RopeSpec,
+    WeightSpec,
 )
 from minfer.models import build_decoder, model_config
 from minfer.scheduler import Device, make_plan
@@ -53,6 +59,35 @@ def test_a_layer_fits_every_card(head_dim: int, kv: str, facts: Facts) -> None:
     launches = lower(layer(head_dim, kv, 40, 8), facts)
     assert all(launch.overlap for launch in launches)
     assert names(launches)[0] == "attention_decode"
+
+
+@pytest.mark.parametrize("own", [True, False])
+def test_projections_melt_into_the_attention_over_their_state(own: bool) -> None:
+    """Over another state's keys it would store theirs there."""
+    states = {name: KVSpec(name, 2, 64, F16, 2) for name in ("kv.0", "kv.1")}
+    sizes = {"q": 256, "k": 128, "v": 128}
+    weights = {name: WeightSpec(Q8_0, (64, n)) for name, n in sizes.items()}
+    builder = GraphBuilder(weights, states)
+    x = builder.input("x", (8, 64), F32)
+    positions, cells, seqs = (builder.input(n, (8,)) for n in ("positions", "cells", "seqs"))
+    table = builder.input("page_table", (8, 2))
+    rope = RopeSpec("neox", (1.0,) * 32)
+    first, second = (
+        builder.node(
+            "fused_qkv",
+            (x, positions, cells),
+            FusedQKVAttrs(state, 4, 2, 64, rope, 8, False, None),
+            state,
+            tuple(weights),
+        )
+        for state in states
+    )
+    state, writer = ("kv.1", second) if own else ("kv.0", first)
+    attrs = AttentionAttrs(state, 4, 2, 64, 0.125, 8)
+    y = builder.attention(second, positions, seqs, table, writer, attrs, "attention")
+    graph = builder.build(y)
+    nodes = tuple(node.id for node in graph.nodes if node.op != "input")
+    assert set(melting_projections(Split(graph, nodes, {}))) == ({second.id} if own else set())
 
 
 @pytest.mark.parametrize(

@@ -48,6 +48,7 @@ class Case:
         turned: features of a head that are rotated, 0 for all.
         runs: as `RUNS`.
         padding: rows without a position at the end.
+        stored: whether rows have cells; else their keys are in the cache already.
     """
 
     head_dim: int = 128
@@ -62,6 +63,7 @@ class Case:
     softcap: float = 0.0
     runs: tuple[tuple[int, ...], ...] = RUNS
     padding: int = 2
+    stored: bool = True
 
     @property
     def rows(self) -> int:
@@ -84,6 +86,8 @@ CASES = {
     "large-q8_0": Case(head_dim=256, group=4, kv_heads=1, norm=True, kv="q8_0", runs=RUNS[4:]),
     "window": Case(head_dim=64, window=40, norm=True, softcap=20.0),
     "window-of-one": Case(head_dim=64, window=1, kv="f32"),
+    "nowhere": Case(bias=True, stored=False),
+    "nowhere-f32": Case(head_dim=64, kv="f32", runs=RUNS[-3:], stored=False),
 }
 
 
@@ -153,7 +157,8 @@ def outcomes(gpu: Any, case: Case) -> tuple[list[list[str]], list[np.ndarray], l
             table[slot, page] = next(order)
         for at in run:
             positions[row], seqs[row] = at, slot
-            cells[row] = table[slot, at // PAGE] * PAGE + at % PAGE
+            if case.stored:
+                cells[row] = table[slot, at // PAGE] * PAGE + at % PAGE
             row += 1
     seqs[row:] = 0
     past = [page_of(spec, rng) for _ in range(n_pages)]
@@ -174,7 +179,7 @@ def outcomes(gpu: Any, case: Case) -> tuple[list[list[str]], list[np.ndarray], l
         kernels.append([name for s in made for some in gpu.kernels(s).values() for name in some])
         outs.append(runner.result())
         caches.append([gpu.read_page("kv", page) for page in range(n_pages)])
-    assert caches[0] != past
+    assert (caches[0] != past) == case.stored
     assert np.isfinite(outs[0]).all()
     assert not outs[0][row:].any()
     return kernels, outs, caches

@@ -11,7 +11,7 @@ import struct
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from pathlib import Path
@@ -177,12 +177,18 @@ class Emulator:
         check_geometry(launch, self._shared_limit)
         convert_args(launch)
 
-    def run(self, launch: Launch, late: bool = False) -> None:
+    def run(
+        self,
+        launch: Launch,
+        late: bool = False,
+        before_ends: Callable[[], None] | None = None,
+    ) -> None:
         """Run a launch, whose addresses are of this process, to its end.
 
         Args:
             launch: whose kernel is prepared.
             late: whether by the late schedule (`runtime.cpp`).
+            before_ends: called when the launch before is to end, which this one overlaps.
 
         Raises:
             BackendError: when a kernel breaks a rule that the emulator knows.
@@ -203,6 +209,7 @@ class Emulator:
                 launch.cluster,
                 int(late),
                 int(self._capability >= (9, 0) and not self._generic),
+                ctypes.CFUNCTYPE(None)(before_ends) if before_ends else None,
             )
         if failure:
             raise BackendError(failure.decode(), where=str(launch.kernel.unit))

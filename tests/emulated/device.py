@@ -8,6 +8,7 @@ type, and its margins tell when a kernel wrote beside what it was given.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import Any
 from unittest import mock
 
@@ -38,10 +39,13 @@ class EmulatedDevice:
     Args:
         facts: the card to be.
         late: whether kernels run by the late schedule.
+        overlaps: whether launches that may overlap do, each all those before it in its list, which
+            takes copies of all memory.
     """
 
-    def __init__(self, facts: Facts, late: bool = False) -> None:
+    def __init__(self, facts: Facts, late: bool = False, overlaps: bool = True) -> None:
         self.facts = facts
+        self._overlaps = overlaps and facts.programmatic
         self.launches = 0
         self._emulator = emulator(facts)
         self.late = late
@@ -66,8 +70,14 @@ class EmulatedDevice:
         Raises:
             BackendError: when a kernel broke a rule, or wrote where nothing is.
         """
-        for launch in frozen:
-            self._emulator.run(launch, self.late)
+        before = self._contents() if self._overlaps and len(frozen) > 1 else []
+        for number, launch in enumerate(frozen):
+            if not (number and before and launch.overlap):
+                self._emulator.run(launch, self.late)
+                continue
+            after = self._contents()
+            self._restore(before)
+            self._emulator.run(launch, self.late, partial(self._restore, after))
         self._check_margins(" ".join(dict.fromkeys(launch.kernel.name for launch in frozen)))
         self.launches += len(frozen)
 
@@ -131,6 +141,13 @@ class EmulatedDevice:
     def copy(self, target: int, source: int, nbytes: int) -> None:
         """Copy within memory."""
         self._at(target, nbytes)[:] = self._at(source, nbytes)
+
+    def _contents(self) -> list[Bytes]:
+        return [memory.copy() for memory, _ in self._blocks.values()]
+
+    def _restore(self, contents: list[Bytes]) -> None:
+        for (memory, _), then in zip(self._blocks.values(), contents, strict=True):
+            memory[:] = then
 
     def _at(self, address: int, nbytes: int) -> Bytes:
         for start, (memory, size) in self._blocks.items():

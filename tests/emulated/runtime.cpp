@@ -5,6 +5,9 @@
 // choose: EARLY takes warps in order and completes copies and products where they are issued; LATE
 // takes everything in reverse and completes them as late as may be: copies when no thread can go on
 // without, products at the wait for them. What races shows in one or the other.
+//
+// A launch that overlaps the one before begins with memory as that found it. Once all threads of the
+// first cluster wait, for its end or for each other, `before_ends` makes memory what it left.
 #include <cstdarg>
 #include <cstdint>
 #include <cstdio>
@@ -114,6 +117,9 @@ void end_block(const Block& block) {
         fail("a block ended without pdl_launch and pdl_wait");
 }
 
+void (*before_ends)();  // null where nothing overlaps
+u32 over;               // whether it was called
+
 void describe_waits() {
     std::string text = "no thread can go on:";
     const char* last = nullptr;
@@ -155,7 +161,10 @@ void run_cluster(Dim first) {
                 }
             }
         }
-        if (!moved && !deliver_one()) describe_waits();
+        if (!moved && !deliver_one()) {
+            if (!before_ends || over) describe_waits();
+            over = 1, before_ends();
+        }
     }
     while (deliver_one()) {
     }
@@ -301,15 +310,19 @@ void* static_shared(int variable, std::size_t bytes, std::size_t alignment) {
 }
 
 void pdl_launch() { current->block->launched = true; }
-void pdl_wait() { current->block->waited = true; }
+void pdl_wait() {
+    current->block->waited = true;
+    if (before_ends) wait(&over, 0, "griddepcontrol.wait");
+}
 
 extern "C" const char* emulated_launch(void (*entry)(const u64*), const u64* args, const u32* grid,
                                        u32 block, u32 shared, u32 cluster, int late,
-                                       int programmatic) {
+                                       int programmatic, void (*ends)()) {
     launch = {entry, args, shared, cluster, late != 0, programmatic != 0};
     gridDim = {grid[0], grid[1], grid[2]};
     blockDim = {block, 1, 1};
     failed = in_thread = false;
+    before_ends = ends, over = 0;
     if (block % LANES || cluster > MOST_BLOCKS || STATICS + shared + MARGIN > SPAN)
         return "a launch that the emulator does not take";
     prepare();

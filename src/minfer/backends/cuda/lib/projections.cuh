@@ -35,14 +35,15 @@ struct Projections {
     }
 
     // Store a row's key and value of a KV head, by way of two heads in shared memory, which hold
-    // them packed after that; they may be the same one. A row without a cell stores nothing.
-    DEVICE void store(float* key, float* value, int row, int kv_head,
+    // them packed after that; they may be the same one. A row without a cell stores nothing, and
+    // leaves them alone; answers whether there is one.
+    DEVICE bool store(float* key, float* value, int row, int kv_head,
                       const Rotation<ROTATED>& rotation, const Planes& planes) const {
         Head<HD> k, v;
         k.load(head(row, n_heads + kv_head));
         v.load(head(row, n_heads + n_kv_heads + kv_head));
         int cell = cells[row];
-        if (cell < 0) return;
+        if (cell < 0) return false;
         i64 block = kv_block(cell / PAGE, kv_head, n_kv_heads);
         if (BIAS) k.add(k_bias + kv_head * HD);
         if (NORM) k.norm(k_norm, eps);
@@ -56,5 +57,6 @@ struct Projections {
         __syncwarp();
         store_head<HD, KV>(value, planes.v, planes.v_scales, block, cell % PAGE);
         __syncwarp();
+        return true;
     }
 };

@@ -23,10 +23,10 @@
 // bytes of `quant_bytes.cuh`. Levels are numbered anew (`packed_code`).
 //
 // NUMBERS. A code in the low bits of a half is the subnormal code * 2^-24, which one fma2 turns
-// into code * scale + minimum, rounded once. Scales are therefore stored times 2^24 (or 2^20 for
-// codes four bits up), and rows are normalised by a power of two so that this fits: the largest
-// |scale|, |minimum| / 16 of a row lies in [2^-10, 2^-9); a plain row's largest |weight| in [1/2,
-// 1). A row's outputs are multiplied by its factor at the end, exactly.
+// into code * scale + minimum, rounded once. Scales are therefore stored times 2^24 (2^20 for codes
+// four bits up, 2^19 for five), and rows are normalised by a power of two so that this fits: the
+// largest |scale|, |minimum| / 16 of a row lies in [2^-10, 2^-9); a plain row's largest |weight| in
+// [1/2, 1). A row's outputs are multiplied by its factor at the end, exactly.
 #include "lib/base.cuh"
 
 enum class Scales {

@@ -69,7 +69,7 @@ struct Shared {
     __align__(16) float heads[WARPS][HD];  // the one that a warp has in hand
     __align__(16) float own[2][2][EARLY ? HD : 4];  // of two items: a row's key and value, packed
     int positions[MAX_ROWS], seqs[MAX_ROWS], first_item[MAX_ROWS + 1];
-    int last;
+    int last, owned[2];  // whether `own` of an item was stored in this step
     Place places[2];  // of an item and of the one before
     Item items[2][WARPS];  // this and the next, as each warp sees them: registers are short
     Plan plan;
@@ -140,9 +140,10 @@ DEVICE void store_new(Shared& shared, int which, const Projections& kv, const Pl
             if (!own) newest = min(newest, at);
             if (turn == warp) {
                 kv.turn(rotation, at);
-                kv.store(own ? shared.own[which][0] : shared.heads[warp],
-                         own ? shared.own[which][1] : shared.heads[warp], row, item.kv_head,
-                         rotation, planes);
+                bool stored = kv.store(own ? shared.own[which][0] : shared.heads[warp],
+                                       own ? shared.own[which][1] : shared.heads[warp], row,
+                                       item.kv_head, rotation, planes);
+                if (own && lane == 0) shared.owned[which] = stored;
             }
             turn = turn ? turn - 1 : WARPS - 1;
         }
@@ -419,8 +420,9 @@ KERNEL __launch_bounds__(THREADS, WALKS)
         if (!last) {
             if (EARLY && PROJECTED) {
                 if (item.ends_new()) fetch_first(item);
-                take_own(keys, vals, shared.own[buffer][0], shared.own[buffer][1], item.walk,
-                         item.span.end - 1);
+                if (shared.owned[buffer])  // of another part it says nothing: there it is not taken
+                    take_own(keys, vals, shared.own[buffer][0], shared.own[buffer][1], item.walk,
+                             item.span.end - 1);
             }
             if (EARLY) prepare();
             Walk walk = item.walk;

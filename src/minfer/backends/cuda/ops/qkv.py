@@ -62,7 +62,7 @@ def _melts(graph: Graph, node: Node, reader: Node) -> bool:
     attrs = reader.attrs
     assert isinstance(attrs, AttentionAttrs)
     return (
-        reader.srcs[0] == node.id
+        reader.srcs[0] == reader.srcs[4] == node.id  # its queries, and the keys that it reads
         and graph.readers[node.id] == (reader.id,)
         and node.id not in graph.outputs
         and node.srcs[1] == reader.srcs[1]
