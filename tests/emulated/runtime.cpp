@@ -6,8 +6,8 @@
 // takes everything in reverse and completes them as late as may be: copies when no thread can go on
 // without, products at the wait for them. What races shows in one or the other.
 //
-// A launch that overlaps the one before begins with memory as that found it. Once all threads of the
-// first cluster wait, for its end or for each other, `before_ends` makes memory what it left.
+// A launch that overlaps the one before begins with memory as that found it. Once all threads of
+// the first cluster wait, for its end or for each other, `before_ends` makes memory what it left.
 #include <cstdarg>
 #include <cstdint>
 #include <cstdio>
