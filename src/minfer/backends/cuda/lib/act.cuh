@@ -46,11 +46,12 @@ DEVICE u64 ordered_offset(int row, int n_rows, int strip, int v) {  // bytes
     return chunk * 128 + ((v & 7) ^ (row & 7)) * 16;
 }
 
-// Of values 2 pair, 2 pair + 1 of a row, which are neighbours in either order.
-DEVICE u64 pair_offset(int row, int n_rows, int pair, bool ordered) {  // bytes
+// Where values 2 pair, 2 pair + 1 of a row of x are, which are neighbours in either order.
+DEVICE u32* pair_at(void* x, int row, int n_rows, int pair, bool ordered) {
     int strip = pair / 64, t = pair / 16 % 4, i = pair % 16;
-    return ordered ? ordered_offset(row, n_rows, strip, i) + t * 4
-                   : chunked_offset(row, n_rows, strip, i / 4, t) + i % 4 * 4;
+    u64 offset = ordered ? ordered_offset(row, n_rows, strip, i) + t * 4
+                         : chunked_offset(row, n_rows, strip, i / 4, t) + i % 4 * 4;
+    return (u32*)((u8*)x + offset);
 }
 
 // ---- chunked halves from the accumulators of tensor cores ---------------------------------------

@@ -108,16 +108,9 @@ DEVICE u32 permute(u32 a, u32 b, u32 selector) {
     return r;
 }
 
-// ---- global memory ------------------------------------------------------------------------------
-
-// 16, 8 and 4 bytes through the read-only path, for what no kernel in flight writes (weights).
-DEVICE uint4 load16(const void* p) { return __ldg((const uint4*)p); }
-DEVICE uint2 load8(const void* p) { return __ldg((const uint2*)p); }
-DEVICE u32 load4(const void* p) { return __ldg((const u32*)p); }
-
 // ---- registers ----------------------------------------------------------------------------------
 
-// The same, which the compiler must then keep instead of computing it again and again.
+// The same number, which the compiler must then keep instead of computing it again and again.
 DEVICE int keep(int x) {
     asm volatile("" : "+r"(x));
     return x;
@@ -150,4 +143,13 @@ DEVICE float block_sum(float x, float* scratch) {
 #pragma unroll
     for (int w = 0; w < n_warps; w++) sum += scratch[w];
     return sum;
+}
+
+// Count a block in, by one thread, after a barrier behind its writes; `counter` is zero before and
+// after all `n`. True for the last to arrive: then what every block wrote is visible.
+DEVICE bool arrive(u32* counter, int n) {
+    u32 arrived;
+    asm volatile("atom.add.acq_rel.gpu.u32 %0, [%1], 1;" : "=r"(arrived) : "l"(counter) : "memory");
+    if (arrived == n - 1) *counter = 0;
+    return arrived == n - 1;
 }

@@ -50,15 +50,10 @@ struct Output {
             if (to >= stride) return;
             float v = gated(kind, a, b);
             if (columns)
-                *((u16*)half_pair(m, to / 2) + to % 2) = pack_act(v, 0.0f);
+                *((u16*)pair_at(out, m, columns, to / 2, ordered) + to % 2) = pack_act(v, 0.0f);
             else
                 out[(u64)m * stride + to] = v;
         }
-    }
-
-    // Where outputs 2 pair, 2 pair + 1 of row m are as halves.
-    DEVICE u32* half_pair(int m, int pair) const {
-        return (u32*)((u8*)out + pair_offset(m, columns, pair, ordered));
     }
 
     // Column n of row m, its factor applied.
@@ -110,7 +105,7 @@ struct Output {
             if (at >= stride) return;
             float2 v = gated_pair(KIND, y);
             if (columns)
-                *half_pair(m, at / 2) = pack_act(v.x, v.y);
+                *pair_at(out, m, columns, at / 2, ordered) = pack_act(v.x, v.y);
             else
                 *(float2*)(to + at) = v;
         }

@@ -26,15 +26,11 @@ struct Result {
     DEVICE void put(int four, float4 v) const {
         if (OUT_COLUMNS) {
             int pair = first / 2 + 2 * four;
-            *half_pair(pair) = pack_act(v.x, v.y);
-            *half_pair(pair + 1) = pack_act(v.z, v.w);
+            *pair_at(y, row, OUT_COLUMNS, pair, OUT_ORDERED) = pack_act(v.x, v.y);
+            *pair_at(y, row, OUT_COLUMNS, pair + 1, OUT_ORDERED) = pack_act(v.z, v.w);
         } else {
             ((float4*)(y + row * width + first))[four] = v;
         }
-    }
-
-    DEVICE u32* half_pair(int pair) const {
-        return (u32*)((u8*)y + pair_offset(row, OUT_COLUMNS, pair, OUT_ORDERED));
     }
 };
 
@@ -62,15 +58,6 @@ DEVICE void merge(const Sums& sums, int heads, bool only, const Result& y, float
             }
         }
     }
-}
-
-// Count a part in, by one thread, after a barrier behind the writes of its record. True for the
-// last to arrive: then what every block wrote of the others is visible.
-DEVICE bool arrive(u32* counter, int parts) {
-    u32 arrived;
-    asm volatile("atom.add.acq_rel.gpu.u32 %0, [%1], 1;" : "=r"(arrived) : "l"(counter) : "memory");
-    if (arrived == parts - 1) *counter = 0;
-    return arrived == parts - 1;
 }
 
 // Combine the records of all parts of a row and tile. Their outputs are asked for before the

@@ -186,14 +186,8 @@ KERNEL __launch_bounds__(THREADS) sample(const float* logits, const float* sampl
     if (threadIdx.x == 0) {
         for (int w = 1; w < THREADS / WARP; w++) top = max(top, shared.sums[w]);
         best[row * gridDim.x + blockIdx.x] = top;
-        u32 arrived;
-        asm volatile("atom.add.acq_rel.gpu.u32 %0, [%1], 1;"
-                     : "=r"(arrived)
-                     : "l"(counters + row)
-                     : "memory");
-        shared.last = arrived == gridDim.x - 1;
+        shared.last = arrive(counters + row, gridDim.x);
         if (shared.last) {
-            counters[row] = 0;
             for (int b = 0; b < gridDim.x; b++) top = max(top, __ldcg(best + row * gridDim.x + b));
             shared.answer = top;
         }
