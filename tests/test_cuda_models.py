@@ -25,16 +25,27 @@ MARGIN = 0.05
 """Where the two best logits are nearer than this, rounding may decide."""
 
 
-def engine_on(name: str, cache_type: DType = F16, **switches: Any) -> tuple[Engine, Any]:
+def engine_on(
+    name: str, cache_type: DType = F16, n_blocks: int | None = None, **switches: Any
+) -> tuple[Engine, Any]:
+    """An engine with all of a model on the GPU, or `n_blocks` there and the rest on the CPU."""
     settings = Settings(**switches)
     try:
         backend = create_backend("cuda", settings)
+        devices = [Device(backend, n_blocks)]
+        if n_blocks is not None:
+            devices.append(Device(create_backend("cpu", settings)))
     except BackendError as error:
         pytest.skip(str(error))
     file = tiny(name)
     sizes = EngineConfig(n_ctx=256, n_cells=1024, max_sequences=4, cache_type=cache_type)
-    devices = [Device(backend)]
     return Engine(model_config(file), file_weights(file), devices, sizes, settings), backend
+
+
+def certain(right: Any) -> int:
+    """How many greedy tokens no rounding can decide."""
+    close = np.flatnonzero(right["greedy_margin"] < MARGIN)
+    return int(close[0]) if close.size else int(right["greedy"].size)
 
 
 @pytest.mark.parametrize("cache_type", TOLERANCE, ids=str)
@@ -49,6 +60,25 @@ def test_logits_are_those_of_hugging_face(name: str, single: bool, cache_type: D
     assert error < TOLERANCE[cache_type]
 
 
+@pytest.mark.parametrize("cache_type", TOLERANCE, ids=str)
+@pytest.mark.parametrize("single", [False, True], ids=["prefill", "decode"])
+@pytest.mark.parametrize("name", TINY)
+def test_blocks_are_shared_with_the_cpu(name: str, single: bool, cache_type: DType) -> None:
+    """One block on the GPU, the others and the head on the CPU: logits, then greedy tokens."""
+    engine, backend = engine_on(name, cache_type, n_blocks=1)
+    right = expected(name)
+    logits = engine.forward(right["ids"].tolist(), single=single)
+    error = np.abs(logits - right["logits"]).max() / np.abs(right["logits"]).max()
+    n = certain(right)
+    params = SamplingParams(temperature=0.0, max_tokens=right["greedy"].size)
+    found = generate(engine, right["greedy_prompt"].tolist(), params)
+    counted = backend.counters
+    engine.close()
+    assert error < TOLERANCE[cache_type]
+    assert cache_type is Q8_0 or found[:n] == right["greedy"][:n].tolist()
+    assert counted.replays > 0  # the GPU had its part
+
+
 @pytest.mark.parametrize(
     "switches",
     [{}, *({n: True} for n in ("no_cuda_graph", "no_fa_prefill", "no_fuse_qkv", "no_fuse_ffn"))],
@@ -58,11 +88,10 @@ def test_logits_are_those_of_hugging_face(name: str, single: bool, cache_type: D
 def test_greedy_tokens_are_those_of_hugging_face(name: str, switches: dict[str, bool]) -> None:
     engine, backend = engine_on(name, **switches)
     right = expected(name)
-    close = np.flatnonzero(right["greedy_margin"] < MARGIN)
-    certain = int(close[0]) if close.size else right["greedy"].size
+    n = certain(right)
     params = SamplingParams(temperature=0.0, max_tokens=right["greedy"].size)
     found = generate(engine, right["greedy_prompt"].tolist(), params)
     counted = backend.counters
     engine.close()
-    assert found[:certain] == right["greedy"][:certain].tolist()
+    assert found[:n] == right["greedy"][:n].tolist()
     assert (counted.replays > 0) == ("no_cuda_graph" not in switches)
