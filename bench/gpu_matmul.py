@@ -23,7 +23,7 @@ from bench import results
 from minfer.backends.base import Weight
 from minfer.backends.cuda.device import Device
 from minfer.backends.cuda.launch import Launch
-from minfer.backends.cuda.ops import matmul, matmul_pack
+from minfer.backends.cuda.ops import matmul, matmul_halves, matmul_pack
 from minfer.backends.cuda.ops import matmul_choose as choose
 from minfer.backends.cuda.ops.base import Context, Joins, Normed, Store
 from minfer.backends.cuda.ops.matmul_pack import Group
@@ -305,11 +305,12 @@ def chain(bench: Bench, shapes: Sequence[Shape], rows: int) -> dict[str, object]
     }
 
 
-def sweep(bench: Bench, shape: Shape, rows: int, made: Any) -> list[dict[str, object]]:
+def sweep(
+    bench: Bench, shape: Shape, rows: int, made: Any, single: bool
+) -> list[dict[str, object]]:
     """One shape in every sensible geometry of the kernels that take so many rows."""
-    return [
-        measure(bench, shape, rows, made, True, make) for make in _geometries(bench, made[0], rows)
-    ]
+    makes = _geometries(bench, made[0], rows) if single else _tiles(bench, made[0], rows)
+    return [measure(bench, shape, rows, made, single, make) for make in makes]
 
 
 SWEPT = 16
@@ -331,6 +332,24 @@ def _geometries(bench: Bench, group: Group, rows: int) -> list[Make]:
         many.sort(key=lambda v: choose.hopper_cost(group, v, facts))
         makes += [_hopper_batch(v, rows) for v in many[:SWEPT]]
     return makes
+
+
+def _tiles(bench: Bench, group: Group, rows: int) -> list[Make]:
+    """By every tile for rows of prompts, where weights expand in registers."""
+    facts, settings = bench.device.facts, bench.context.settings
+    if not choose.expands_in_registers(facts, settings):
+        return []
+    padded = choose.many_rows_chunks(rows, facts, settings).columns
+    return [_many(v, rows, padded) for v in choose.manys(group, rows, facts)]
+
+
+def _many(variant: choose.Many, rows: int, padded: int) -> Make:
+    def make(product: matmul.Product, ctx: Context) -> list[Launch]:
+        x = ctx.scratch(matmul_halves.halves_bytes(padded, product.group))
+        act = matmul_halves.act_launch(product.x, 0, x, rows, padded, product.group, True)
+        return [act, matmul.many_launch(product, x, padded, ctx.input("counts"), variant)]
+
+    return make
 
 
 def _vec(variant: choose.Vec) -> Make:
@@ -361,8 +380,9 @@ def prepare(
             launches += matmul_pack.pack(group, index, 0, 0)
         for rows, singles in [(n, n) for n in single] + [(n, 0) for n in many]:
             product = matmul.Product(group, 0, Normed(0), 0, rows, singles, epilogue)
-            if swept and singles:
-                for make in _geometries(bench, group, rows):
+            if swept:
+                find = _geometries if singles else _tiles
+                for make in find(bench, group, rows):
                     launches += make(product, bench.context)
             else:
                 launches += matmul.project(product, bench.context)
@@ -389,11 +409,14 @@ def main() -> None:
         made = bench.weights(shape, copies)
         for n in single:
             if args.sweep:
-                rows += sweep(bench, shape, n, made)
+                rows += sweep(bench, shape, n, made, True)
             else:
                 rows.append(measure(bench, shape, n, made, True))
-        if shape.name != "head":
-            rows += [measure(bench, shape, n, made, False) for n in many]
+        for n in many if shape.name != "head" else ():
+            if args.sweep:
+                rows += sweep(bench, shape, n, made, False)
+            else:
+                rows.append(measure(bench, shape, n, made, False))
         for address in made[1]:
             bench.device.free(address)
     if args.chain:

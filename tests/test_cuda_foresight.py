@@ -124,7 +124,7 @@ def test_a_plan_names_the_kernels_and_which_rows_take_them() -> None:
     by_op = {n.op: plan.describe(n) for n in plan.graph.nodes if n.layer == 0}
     assert by_op["attention"] == "@cuda attention_decode + attention_prefill_sm90"
     assert by_op["rms_norm"] == "@cuda within its readers"
-    assert "matmul_gemm_sm90" in by_op["matmul"]
+    assert "matmul_many_sm90" in by_op["matmul"]
     text = render(plan, Format.txt)
     for kernel, when in foresight.WHEN.items():
         assert (f"{kernel} " in text.split("backend")[1]) == (kernel in plan.choices)

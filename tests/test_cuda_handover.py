@@ -70,11 +70,13 @@ def test_what_one_product_reads(rows: int, single_rows: int, passes: int, facts:
     y = builder.matmul(value, "down", "y", single_rows)
     split = split_of(builder, y)
     halves = handed_over(split, facts)[value.id]
-    assert halves.many == (rows - single_rows >= 64)
+    tiles = halves.many
+    assert (tiles is not None) == (rows - single_rows >= 64)
+    assert tiles is None or tiles.ordered == facts.hopper
     kernels = foresight.kernels(split, facts, Settings())[y.id]
     alone = foresight.kernels(replace(split, nodes=(y.id,)), facts, Settings())[y.id]
     assert kernels.count("matmul_act") == passes
-    assert alone.count("matmul_act") == passes + halves.many + (halves.single is not None)
+    assert alone.count("matmul_act") == passes + (tiles is not None) + (halves.single is not None)
     assert [k for k in kernels if k != "matmul_act"] == [k for k in alone if k != "matmul_act"]
 
 
@@ -148,7 +150,7 @@ def attention(cache: str, single_rows: int = 0) -> tuple[Split, Node]:
 def test_attention_by_the_tiled_kernels(cache: str, single_rows: int) -> None:
     split, value = attention(cache, single_rows)
     single = Chunks(64, True) if single_rows else None
-    assert handed_over(split) == {value.id: Halves(single, True)}
+    assert handed_over(split) == {value.id: Halves(single, Chunks(128, True))}
     assert not handed_over(split, no_fa_prefill=True)
 
 

@@ -12,6 +12,8 @@ from minfer.dtypes import BY_NAME, WEIGHT_TYPES, DType
 from minfer.graph import WeightSpec
 
 H200 = Facts("H200", (9, 0), 132, 232448, 60 << 20, 140 << 30)
+STATIC = 2048
+"""Bytes of shared memory that are not part of a launch, more than any kernel of prompts has."""
 SMALL = Facts("RTX", (8, 6), 82, 101376, 6 << 20, 24 << 30)
 SHAPES = ((3584, 4608), (18944, 3584), (3584, 152064), (576, 192))
 
@@ -62,9 +64,13 @@ def test_geometries_fit_and_cover(facts: Facts, dtype: DType, shape: tuple[int, 
         ranks.add(batch.ranks)
     assert len(ranks) <= 1  # the order of a row's sum knows nothing of other rows
     for rows in (9, 512, 2048):
-        many = choose.gemm(made, rows, facts)
-        assert many.shared <= facts.shared_limit and many.padded >= rows
-        assert many.hopper == (facts.capability == (9, 0))
+        gemm = choose.gemm(made, rows, facts)
+        assert gemm.shared <= facts.shared_limit and gemm.padded >= rows
+        assert gemm.hopper == (facts.capability == (9, 0))
+        if facts.hopper:
+            many = choose.many(made, rows, facts)
+            assert many.shared <= facts.shared_limit - STATIC
+            assert many.stages >= 2 and many.x_stages >= 2
 
 
 def check_hopper_batch(batch: choose.HopperBatch, rows: int, made: Group, facts: Facts) -> None:

@@ -265,7 +265,7 @@ class CudaBackend:
         # an outgrown block stays allocated: programs compiled earlier use it
         address, size = self._scratch.get(name, (0, 0))
         if nbytes > size:
-            # most of it is an expanded weight, whatever the rows: a longer prompt needs little more
+            # of an expanded weight, whatever the rows, a longer prompt needs no more
             wanted = nbytes + nbytes // SCRATCH_SPARE
             address = self.device.allocate(wanted, f"kernels' scratch ({name})")
             self._scratch[name] = (address, wanted)

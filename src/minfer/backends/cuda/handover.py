@@ -11,8 +11,8 @@ from __future__ import annotations
 from minfer.backends.base import Split
 from minfer.backends.cuda.device import Facts
 from minfer.backends.cuda.ops import OPS, matmul
-from minfer.backends.cuda.ops.base import F32_ROWS, Chunks, Halves, blocks
-from minfer.backends.cuda.ops.matmul_choose import TILE_M, single_rows_chunks
+from minfer.backends.cuda.ops.base import F32_ROWS, Chunks, Halves
+from minfer.backends.cuda.ops.matmul_choose import many_rows_chunks, single_rows_chunks
 from minfer.backends.melt import PRODUCTS
 from minfer.graph import AttentionAttrs, FusedFFNAttrs, FusedQKVAttrs, Graph, MatMulAttrs, Node
 from minfer.settings import Settings
@@ -34,9 +34,11 @@ def handed_over(split: Split, facts: Facts, settings: Settings) -> dict[int, Hal
         if hands_over is None or reader is None or node.shape[1] % STRIP:
             continue
         single, many = hands_over(node, split.graph, facts, settings)
+        rows = node.shape[0] - _single_rows(node)
+        tiles = many_rows_chunks(rows, facts, settings)
         halves = Halves(
             _chunks(reader, split.graph, facts) if single else None,
-            many and _has_room(node.shape[0] - _single_rows(node), TILE_M),
+            tiles if many and _has_room(rows, tiles.columns) else None,
         )
         if halves != F32_ROWS:
             found[node.id] = halves
@@ -61,9 +63,9 @@ def _chunks(reader: Node, graph: Graph, facts: Facts) -> Chunks | None:
     return chunks if chunks and _has_room(rows, chunks.columns) else None
 
 
-def _has_room(rows: int, padded_to: int) -> bool:
-    """Whether rows of f32 leave room for halves, in multiples of so many rows."""
-    return 0 < blocks(rows, padded_to) * padded_to <= 2 * rows
+def _has_room(rows: int, columns: int) -> bool:
+    """Whether rows of f32 leave room for so many rows of halves."""
+    return 0 < columns <= 2 * rows
 
 
 def _single_rows(node: Node) -> int:

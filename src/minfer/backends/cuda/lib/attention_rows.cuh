@@ -4,6 +4,10 @@
 #include "lib/act.cuh"
 #include "lib/attention.cuh"
 
+#ifndef HALVES
+#define HALVES 0
+#endif
+
 // Rows [first, end) of one sequence, and the range of their positions.
 struct Run {
     int first, end, lowest, highest;
@@ -146,12 +150,49 @@ DEVICE void rescale(State<D>& state, const Decay& decay) {
         for (int i = 0; i < 4; i++) state.out[n][i] *= decay.of[i / 2];
 }
 
+// Write a lane's share of one of its rows of a head, number r of the two: pairs of values whose
+// vectors no other lane has, but for heads that do not fill whole vectors.
+template <int D>
+DEVICE void write_ordered(const State<D>& state, void* y, int row, int r, int head, int t,
+                          int padded_rows) {
+    auto word = [&](int n) { return pack_act(state.out[n][2 * r], state.out[n][2 * r + 1]); };
+    if constexpr (D % 128 == 0) {
+#pragma unroll
+        for (int s = 0; s < D / 128; s++)
+#pragma unroll
+            for (int i = 0; i < 4; i++) {
+                int n = 16 * s + i;
+                u64 to = ordered_offset(row, padded_rows, head * (D / 128) + s, 4 * i + t);
+                *(uint4*)((u8*)y + to) = {word(n), word(n + 4), word(n + 8), word(n + 12)};
+            }
+    } else if constexpr (D == 64) {
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            u64 to = ordered_offset(row, padded_rows, head / 2, 4 * i + t) + head % 2 * 8;
+            *(uint2*)((u8*)y + to) = {word(i), word(i + 4)};
+        }
+    } else {
+#pragma unroll
+        for (int n = 0; n < D / 8; n++)
+            *pair_at(y, row, padded_rows, head * (D / 2) + 4 * n + t, true) = word(n);
+    }
+}
+
 // Write the rows of (row, query head) pairs `pair` and `pair + 8`, which four lanes hold, for the
-// product that alone reads them: y is chunked halves (`lib/act.cuh`) of padded_rows rows. G is the
-// number of query heads a kv head, t the lane's number in the four.
+// product that alone reads them: y is halves (`lib/act.cuh`) of padded_rows rows, chunked, or
+// ordered if the macro HALVES is 2. G is the number of query heads a kv head, t the lane's number
+// in the four.
 template <int G, int D>
 DEVICE void write_halves(const State<D>& state, void* y, int pair, int t, int rows, int kv_head,
                          int padded_rows) {
+    if constexpr (HALVES == 2) {
+#pragma unroll
+        for (int r = 0; r < 2; r++) {
+            int row = (pair + 8 * r) / G, head = kv_head * G + (pair + 8 * r) % G;
+            if (row < rows) write_ordered(state, y, row, r, head, t, padded_rows);
+        }
+        return;
+    }
     pair += t / 2 * 8;
     int row = pair / G, head = kv_head * G + pair % G;
 #pragma unroll

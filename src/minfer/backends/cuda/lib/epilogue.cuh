@@ -144,6 +144,44 @@ DEVICE void write_sums(const Output& y, const float (&d)[N], int m, int n, int r
     }
 }
 
+// Writes a thread's sums of packed rows n and n + 8, n % 16 < 8, as tensor cores leave them where
+// weights are A: d[4j], d[4j+1] are row n by rows m + 8j, m + 8j + 1 of x, and d[4j+2], d[4j+3] row
+// n + 8 by the same. Eight lanes have neighbouring columns, which fill 32 bytes.
+template <int KIND, int N>
+DEVICE void write_columns(const Output& y, const float (&d)[N], int n, int m, int rows) {
+    constexpr int OUTPUTS = KIND == PLAIN_OUT ? 2 : 1, AT_ONCE = 4;
+    float factors[2] = {y.factor[n], y.factor[n + 8]}, bias[2] = {};
+    int to = KIND == PLAIN_OUT ? n : n / 16 * 8 + n % 8;
+    bool there[2] = {to < y.stride, OUTPUTS == 2 && to + 8 < y.stride};
+#pragma unroll
+    for (int h = 0; h < OUTPUTS; h++)
+        if (KIND == PLAIN_OUT && y.bias && there[h]) bias[h] = y.bias[to + 8 * h];
+    u64 at = (u64)m * y.stride + to;
+#pragma unroll
+    for (int first = 0; first < N / 2; first += AT_ONCE) {  // rows m + i / 2 * 8 + i % 2
+        float residual[AT_ONCE][2] = {};
+#pragma unroll
+        for (int i = 0; i < AT_ONCE; i++)
+#pragma unroll
+            for (int h = 0; h < OUTPUTS; h++)
+                if (KIND == PLAIN_OUT && y.residual && there[h] &&
+                    m + (first + i) / 2 * 8 + i % 2 < rows)
+                    residual[i][h] = y.residual[at + (i / 2 * 8 + i % 2) * y.stride + 8 * h];
+#pragma unroll
+        for (int i = 0; i < AT_ONCE; i++) {
+            const float* a = d + (first + i) / 2 * 4 + i % 2;
+            bool real = m + (first + i) / 2 * 8 + i % 2 < rows;
+            float* out = y.out + at + (i / 2 * 8 + i % 2) * y.stride;
+            float v[2] = {a[0] * factors[0], a[2] * factors[1]};
+            if (KIND != PLAIN_OUT) v[0] = gated(KIND, v[0], v[1]);
+#pragma unroll
+            for (int h = 0; h < OUTPUTS; h++)
+                if (real && there[h]) out[8 * h] = v[h] + bias[h] + residual[i][h];
+        }
+        at += AT_ONCE * 4 * y.stride;
+    }
+}
+
 // As `write_sums`, of a gated product whose only reader multiplies halves: `out` is chunked halves
 // (`act.cuh`) of padded_rows rows, and stride a multiple of 128. Of 16 outputs each lane writes 8
 // of one row.

@@ -12,8 +12,7 @@ from itertools import product
 from minfer.backends.cuda.device import Facts
 from minfer.backends.cuda.kv import KVState
 from minfer.backends.cuda.launch import Kernel, Launch, kernel
-from minfer.backends.cuda.ops.base import Context, blocks
-from minfer.backends.cuda.ops.matmul_choose import TILE_M
+from minfer.backends.cuda.ops.base import Chunks, Context, blocks, order_of
 from minfer.dtypes import F16, Q8_0
 from minfer.graph import AttentionAttrs, Node
 
@@ -59,6 +58,7 @@ def launches(node: Node, ctx: Context, first: int, end: int) -> list[Launch]:
         state = halves
     group = attrs.n_heads // attrs.n_kv_heads
     width = node.shape[1] * 4
+    handed = ctx.halves(node.id).many
     args = (
         ctx.src(node, 0) + first * width,
         *state.addresses[:2],
@@ -70,9 +70,8 @@ def launches(node: Node, ctx: Context, first: int, end: int) -> list[Launch]:
         attrs.window,
         attrs.scale,
         attrs.softcap,
-        blocks(end - first, TILE_M) * TILE_M,
+        handed.columns if handed else 0,
     )
-    handed = ctx.halves(node.id).many
     hopper = on_hopper(ctx.facts, attrs.head_dim)
     grid = (
         blocks((end - first) * group, HOPPER_PAIRS if hopper else PAIRS),
@@ -103,18 +102,19 @@ def hopper_shared_bytes(head_dim: int) -> int:
 
 def kernels(head_dims: Iterable[int], facts: Facts) -> Sequence[Kernel]:
     """Every head size, with and without the cap, of f32 and of halves, and its expansion."""
-    sizes, ways = tuple(head_dims), tuple(product((0, 50), (False, True)))
-    found = [_kernel(d, 7, cap, halves) for d in sizes for cap, halves in ways]
+    orders = (None, Chunks(128, False), Chunks(128, True))
+    sizes, ways = tuple(head_dims), tuple(product((0, 50), orders))
+    found = [_kernel(d, 7, cap, handed) for d in sizes for cap, handed in ways]
     found += [_expand_kernel(d) for d in sizes]
     if facts.hopper:
-        found += [_hopper_kernel(d, 7, cap, halves) for d in HOPPER_STAGES for cap, halves in ways]
+        found += [_hopper_kernel(d, 7, cap, handed) for d in HOPPER_STAGES for cap, handed in ways]
     return found
 
 
 _SIGNATURE = "p p p p p p p i i i i f f i"
 
 
-def _kernel(head_dim: int, group: int, softcap: float, halves: bool) -> Kernel:
+def _kernel(head_dim: int, group: int, softcap: float, handed: Chunks | None) -> Kernel:
     return kernel(
         "ops/attention_prefill.cu",
         "attention_prefill",
@@ -122,11 +122,11 @@ def _kernel(head_dim: int, group: int, softcap: float, halves: bool) -> Kernel:
         HD=head_dim,
         GROUP=group,
         SOFTCAP=int(softcap != 0),
-        HALVES=int(halves),
+        HALVES=order_of(handed),
     )
 
 
-def _hopper_kernel(head_dim: int, group: int, softcap: float, halves: bool) -> Kernel:
+def _hopper_kernel(head_dim: int, group: int, softcap: float, handed: Chunks | None) -> Kernel:
     return kernel(
         "ops/attention_prefill_sm90.cu",
         "attention_prefill_sm90",
@@ -134,7 +134,7 @@ def _hopper_kernel(head_dim: int, group: int, softcap: float, halves: bool) -> K
         HD=head_dim,
         GROUP=group,
         SOFTCAP=int(softcap != 0),
-        HALVES=int(halves),
+        HALVES=order_of(handed),
         STAGES=HOPPER_STAGES[head_dim],
     )
 

@@ -106,15 +106,20 @@ class Scratch(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Chunks:
-    """How a product has its single rows: as chunked halves (`lib/act.cuh`).
+    """How a product has rows of x: as chunked halves (`lib/act.cuh`).
 
     Attributes:
         columns: rows of a chunk; what pads them may be anything.
-        ordered: whether values are in the order of `matmul_batch_sm90`.
+        ordered: whether values are in the order of products that expand weights in registers.
     """
 
     columns: int
     ordered: bool
+
+
+def order_of(chunks: Chunks | None) -> int:
+    """A kernel's macro HALVES: 0 for f32 rows, 1 for chunked halves, 2 for those in order."""
+    return 1 + chunks.ordered if chunks else 0
 
 
 def out_defines(chunks: Chunks | None) -> dict[str, int]:
@@ -131,12 +136,11 @@ class Halves:
 
     Attributes:
         single: how the single rows are halves, None for f32.
-        many: whether the others are chunked halves, padded to whole tiles of rows; what pads them
-            may be anything.
+        many: how the others are.
     """
 
     single: Chunks | None = None
-    many: bool = False
+    many: Chunks | None = None
 
 
 F32_ROWS = Halves()

@@ -1,13 +1,15 @@
 """Matrix products: `matmul`, `fused_ffn`, and the projections of `fused_qkv`.
 
-Single rows stream the packed weight once (`matmul_vec`, `matmul_batch`, `matmul_batch_sm90`); the
-other rows multiply on weights expanded to halves, in scratch, or once for all with the setting
-`cuda_halves`. Geometry is `matmul_choose`'s, the packed layout `matmul_pack`'s, halves of weights
-and of x are `matmul_halves`'.
+Single rows stream the packed weight once (`matmul_vec`, `matmul_batch`, `matmul_batch_sm90`). The
+other rows, on Hopper, expand it in registers (`matmul_many_sm90`); elsewhere they multiply on
+weights expanded to halves, in scratch. With the setting `cuda_halves` those are kept, and
+multiplied everywhere. Geometry is `matmul_choose`'s, the packed layout `matmul_pack`'s, halves of
+weights and of x are `matmul_halves`'.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -353,19 +355,61 @@ def hopper_batch_kernel(
 def _many(product: Product, ctx: Context) -> list[Launch]:
     group = product.group
     rows = product.rows - product.single_rows
-    variant = choose.gemm(group, rows, ctx.facts)
-    x_bytes = halves_bytes(variant.padded, group)
-    w = ctx.find(halves_key(group.key))
+    chunks = choose.many_rows_chunks(rows, ctx.facts, ctx.settings)
+    x_bytes = halves_bytes(chunks.columns, group)
+    in_registers = choose.expands_in_registers(ctx.facts, ctx.settings)
+    w = 0 if in_registers else ctx.find(halves_key(group.key))
+    expanded = not (in_registers or w)
     # room for x even where it comes as halves: of fewer rows it may not, and the largest step
     # tells what all of them take
-    x = ctx.scratch(x_bytes + (0 if w else halves_bytes(group.n_rows, group)))
-    launches = [] if w else expand_launches(group, product.weights, x + x_bytes)
+    x = ctx.scratch(x_bytes + (halves_bytes(group.n_rows, group) if expanded else 0))
+    launches = expand_launches(group, product.weights, x + x_bytes) if expanded else []
     w = w or x + x_bytes
     if product.x.halves.many:
         x = product.x.x + 4 * product.single_rows * group.n_cols
     else:
-        launches.append(act_launch(product.x, product.single_rows, x, rows, variant.padded, group))
-    return [*launches, gemm_launch(product, x, w, ctx.input("counts"), variant)]
+        launches.append(
+            act_launch(
+                product.x, product.single_rows, x, rows, chunks.columns, group, chunks.ordered
+            )
+        )
+    counts = ctx.input("counts")
+    if in_registers:
+        variant = choose.many(group, rows, ctx.facts)
+        return [*launches, many_launch(product, x, chunks.columns, counts, variant)]
+    return [*launches, gemm_launch(product, x, w, counts, choose.gemm(group, rows, ctx.facts))]
+
+
+def many_launch(product: Product, x: int, padded: int, counts: int, variant: choose.Many) -> Launch:
+    """The product of packed weights and `padded` rows of halves at `x`."""
+    group = product.group
+    args = (
+        *_addresses(product),
+        x,
+        *_ends(product, product.single_rows),
+        counts,
+        group.n_cols,
+        *_tiles(group),
+        group.n_outputs,
+        padded,
+    )
+    made = many_kernel(group, product.epilogue, product.halves.many is not None, variant)
+    return Launch(made, (variant.grid, 1, 1), 384, args, variant.shared)
+
+
+def many_kernel(group: Group, epilogue: int, halves: bool, variant: choose.Many) -> Kernel:
+    """The specialised `matmul_many_sm90`."""
+    return kernel(
+        "ops/matmul_many_sm90.cu",
+        "matmul_many_sm90",
+        "p p p p p p p p p i i i i i i",
+        COLUMNS=variant.columns,
+        STAGES=variant.stages,
+        X_STAGES=variant.x_stages,
+        EPILOGUE=epilogue,
+        HALVES=int(halves),
+        **_types(group),
+    )
 
 
 def gemm_launch(product: Product, x: int, w: int, counts: int, variant: choose.Gemm) -> Launch:
@@ -383,12 +427,12 @@ def gemm_launch(product: Product, x: int, w: int, counts: int, variant: choose.G
         group.n_outputs,
     )
     block = 384 if variant.hopper else 256
-    made = gemm_kernel(product.epilogue, product.halves.many, variant)
+    made = gemm_kernel(product.epilogue, product.halves.many is not None, variant)
     return Launch(made, (variant.grid, 1, 1), block, args, variant.shared)
 
 
 def gemm_kernel(epilogue: int, halves: bool, variant: choose.Gemm) -> Kernel:
-    """The specialised many-rows product."""
+    """The specialised product of expanded operands."""
     signature = "p p p p p p p i i i i"
     ends: dict[str, int | float | str] = {"EPILOGUE": epilogue, "HALVES": int(halves)}
     if variant.hopper:
@@ -417,12 +461,23 @@ def kernels(facts: Facts) -> Sequence[Kernel]:
     mixed = Group(("q", "k", "v"), specs)
     found += _single_kernels(mixed, PLAIN, (1, 2, 8, 16, 64), facts)
     hopper = facts.hopper
+    found += _many_kernels((mixed, Group(("a", "b"), (pair, pair), True))) if hopper else ()
     for tile_n in (128, 192, 224, 256) if hopper else (128,):
         variant = choose.Gemm(hopper, tile_n, 3, 256, 1, 0)
         for epilogue in (PLAIN, SILU, GELU):
             ways = (False, True) if epilogue else (False,)
             found += [gemm_kernel(epilogue, halves, variant) for halves in ways]
     return found
+
+
+def _many_kernels(groups: Sequence[Group]) -> Iterator[Kernel]:
+    """Of each type, and of these groups, by tile; of pairs each epilogue."""
+    singles = [Group(("w",), (WeightSpec(dtype, (4096, 4096)),)) for dtype in WEIGHT_TYPES]
+    for group, columns in itertools.product((*singles, *groups), choose.MANY_COLUMNS):
+        variant = choose.Many(columns, 2, 3, 1, 0)
+        for epilogue in (SILU, GELU) if group.paired else (PLAIN,):
+            for halves in (False, True) if group.paired else (False,):
+                yield many_kernel(group, epilogue, halves, variant)
 
 
 def _single_kernels(

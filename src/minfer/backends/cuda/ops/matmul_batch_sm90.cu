@@ -12,7 +12,6 @@
 //   64 of K into one of two sets of registers while the products of the other set run. The RANKS
 //   blocks of a cluster share the K of their tiles and add their sums through each other's shared
 //   memory.
-//   Types may differ among the warps of a warpgroup, so nothing that branches on one multiplies.
 // Floor: bytes of W over memory bandwidth. In fact the instructions and the products of a block's
 //   warps add up.
 // Limits: sm_90a; K a multiple of 8.
@@ -21,8 +20,7 @@
 // Versions (2026-11), by gate and up of a 7B layer, q4_K, at 32 / 64 rows, with `matmul_act`: 1, 2:
 //   weights expanded into shared memory, 64 columns always: 46.5 / 47 us. 3: this: 35.0 / 45.4.
 #include "lib/cluster_sum.cuh"
-#include "lib/segments.cuh"
-#include "lib/wgmma.cuh"
+#include "lib/wgmma_weights.cuh"
 
 #ifndef COLUMNS
 #define COLUMNS 64
@@ -54,42 +52,6 @@ DEVICE bool last_use(u32* uses) {
                  : "memory");
     return before % GROUPS == GROUPS - 1;
 }
-
-// Reads a strip of a piece.
-struct Read {
-    const u8* piece;
-    int s, lane;
-    StripWords& words;
-
-    template <class F>
-    DEVICE void run() const {
-        words = strip_at<F>(piece, s, lane);
-    }
-};
-
-// Expands half H of a strip, 64 of K, to A of four products.
-template <int H>
-struct Expand {
-    const StripWords& words;
-    u32 (&a)[4][4];
-
-    template <class F>
-    DEVICE void run() const {
-        Strip<F> from(words);
-        quarter<0>(from);
-        quarter<1>(from);
-    }
-
-    template <int I, class F>
-    DEVICE void quarter(const Strip<F>& from) const {
-        u32 w[2][4];
-        from.template expand<2 * H + I>(w);
-#pragma unroll
-        for (int i = 0; i < 4; i++)
-#pragma unroll
-            for (int h = 0; h < 2; h++) a[2 * I + i / 2][i % 2 * 2 + h] = w[h][i];
-    }
-};
 
 KERNEL __launch_bounds__(THREADS, 1)
 matmul_batch_sm90(const u8* w0, const u8* w1, const u8* w2, const float* factor, const u8* x,
@@ -151,11 +113,11 @@ matmul_batch_sm90(const u8* w0, const u8* w1, const u8* w2, const float* factor,
     for (int s = first_strip; s < end_strip; s++) {
         if (!idle) {
             if (s % 2 == 0) piece = ring.wait();
-            for_type(tile, first1, first2, Read{piece, s % 2, lane, words});
+            for_type(tile, first1, first2, ReadStrip{piece, s % 2, lane, words});
         }
         u64 b = operand_at(x_operand, at * X_BYTES);
         wgmma_wait<1>();  // the products of set 0 are done
-        if (!idle) for_type(tile, first1, first2, Expand<0>{words, a[0]});
+        if (!idle) for_type(tile, first1, first2, ExpandHalf<0>{words, a[0]});
         barrier_wait(full + at, parity);
         wgmma_fence();
 #pragma unroll
@@ -167,7 +129,7 @@ matmul_batch_sm90(const u8* w0, const u8* w1, const u8* w2, const float* factor,
         wgmma_wait<1>();  // and those of set 1, the last of the strip before
         if (s > first_strip && threadIdx.x % 128 == 0 && last_use(uses + before))
             fetch_x(before, s - 1 + X_STAGES);
-        if (!idle) for_type(tile, first1, first2, Expand<1>{words, a[1]});
+        if (!idle) for_type(tile, first1, first2, ExpandHalf<1>{words, a[1]});
         wgmma_fence();
 #pragma unroll
         for (int i = 0; i < 4; i++)

@@ -3,8 +3,8 @@
 Single rows (decode rows, output heads) go to `matmul_vec` while they are few, quantized and fit its
 shared memory, else to `matmul_batch` or, if they are many and this is Hopper, `matmul_batch_sm90`;
 a row's bits are the same in every variant of each, whatever other rows there are. The other rows go
-to a tensor-core product on weights expanded to halves: `matmul_gemm_sm90` on Hopper, `matmul_gemm`
-elsewhere.
+to `matmul_many_sm90` on Hopper; elsewhere, and where weights are kept as halves, to a product on
+expanded weights: `matmul_gemm_sm90` on Hopper, `matmul_gemm`.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from minfer.errors import BackendError
 
 if TYPE_CHECKING:
     from minfer.backends.cuda.device import Facts
+    from minfer.settings import Settings
 
 PIECE = 256
 """Weights of a row in a step of the rings."""
@@ -336,9 +337,77 @@ def hopper_cost(group: Group, variant: HopperBatch, facts: Facts) -> float:
     return cost + (550 * variant.ranks if variant.ranks > 1 else 0)
 
 
+TILE_M = 128
+"""Rows of prompts are padded to a multiple of it."""
+
+
+def many_rows_chunks(rows: int, facts: Facts, settings: Settings) -> Chunks:
+    """How products have so many rows of prompts."""
+    return Chunks(blocks(rows, TILE_M) * TILE_M, expands_in_registers(facts, settings))
+
+
+def expands_in_registers(facts: Facts, settings: Settings) -> bool:
+    """Whether rows of prompts go to `matmul_many_sm90`."""
+    return facts.hopper and not settings.cuda_halves
+
+
+@dataclass(frozen=True, slots=True)
+class Many:
+    """A geometry of `matmul_many_sm90`.
+
+    Attributes:
+        columns: rows of x a tile covers; it always covers 128 packed rows of the weight.
+        stages: slots of a warp's ring.
+        x_stages: slots of the ring of x, of 64 of K each.
+        grid: blocks.
+        shared: bytes of shared memory a block.
+    """
+
+    columns: int
+    stages: int
+    x_stages: int
+    grid: int
+    shared: int
+
+
+MANY_COLUMNS = {256: 1.0, 192: 1.04, 128: 1.15}
+"""Rows of x a tile may cover -> time a unit of work takes in it, relative to the widest."""
+_MANY_WARPS = 8
+_MANY_FIXED = 9 << 10
+"""Bytes of shared memory for outputs on their way to be halves, and for alignment."""
+
+
+def many(group: Group, rows: int, facts: Facts) -> Many:
+    """The geometry for `rows` rows of prompts: the one whose busiest multiprocessor does least."""
+    return min(manys(group, rows, facts), key=lambda v: many_cost(group, rows, v, facts))
+
+
+def manys(group: Group, rows: int, facts: Facts) -> Iterator[Many]:
+    """One for each number of columns, with the deepest rings that fit."""
+    room = facts.shared_limit - _MANY_FIXED - 2048  # of static shared memory
+    ring = _MANY_WARPS * piece_bytes(group)
+    for columns in MANY_COLUMNS:
+        slot = columns * 128
+        stages = 3 if room - 3 * ring >= 3 * slot else 2
+        x_stages = min(6, (room - stages * ring) // slot)
+        grid = min(facts.n_sms, _many_tiles(group, rows, columns))
+        shared = _MANY_FIXED + stages * ring + x_stages * slot
+        yield Many(columns, stages, x_stages, grid, shared)
+
+
+def many_cost(group: Group, rows: int, variant: Many, facts: Facts) -> float:
+    """Time of the busiest multiprocessor, roughly, in units of its own."""
+    rounds = blocks(_many_tiles(group, rows, variant.columns), facts.n_sms)
+    return rounds * variant.columns * MANY_COLUMNS[variant.columns]
+
+
+def _many_tiles(group: Group, rows: int, columns: int) -> int:
+    return blocks(rows, columns) * blocks(group.n_tiles, _MANY_WARPS)
+
+
 @dataclass(frozen=True, slots=True)
 class Gemm:
-    """A geometry of the many-rows product.
+    """A geometry of the product of prompts' rows and expanded weights.
 
     Attributes:
         hopper: whether it is `matmul_gemm_sm90`.
@@ -357,7 +426,6 @@ class Gemm:
     shared: int
 
 
-TILE_M = 128
 _OVERHEAD = {256: 1.0, 224: 1.0, 192: 1.03, 128: 1.12}
 """Time a unit of work takes in a Hopper tile of this width, relative to the widest."""
 

@@ -56,7 +56,7 @@ def act_launch(
 ) -> Launch:
     """Make chunked halves of `rows` rows of x from `first` on, and zeros up to `padded` rows.
 
-    `ordered` is for `matmul_batch_sm90`, which takes the values of a row in an order of its own.
+    `ordered` is for products that expand weights in registers: see `lib/act.cuh`.
     """
     strips = blocks(group.n_cols, 128)
     shape = (rows, padded, group.n_cols, strips)
