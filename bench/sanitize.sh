@@ -1,17 +1,19 @@
 #!/usr/bin/env bash
 # The CUDA kernels under compute-sanitizer, on a GPU:
 #
-#   bench/sanitize.sh [-k EXPRESSION] [-p PIECE/OF] [-j JOBS] [-l SECONDS] [TOOL...]
+#   bench/sanitize.sh [-k EXPRESSION] [-p PIECE/OF] [-j JOBS] [-l SECONDS] [-o FOLDER] [TOOL...]
 #
 # TOOL is memcheck and racecheck unless named (initcheck and synccheck are the others there are). The
 # usual selection runs each kernel at sizes with partial tiles, padding and page ends, and leaves out
 # what only repeats them, since a checked kernel takes ten to a hundred times as long; -k takes
 # another one (as pytest's). The tests are dealt out to JOBS processes (8), each of which may take
-# SECONDS (480); -p 1/2 runs the first half of them, where not all fit one sitting.
+# SECONDS (480); -p 1/2 runs the first half of them, where not all fit one sitting. -o keeps logs.
 #
 # The last lines are a verdict for each tool. Exits non-zero unless all are clean. Needs what the
 # tests need, and compute-sanitizer: a CUDA toolkit has it, and so has the package
-# nvidia-cuda-sanitizer-api.
+# nvidia-cuda-sanitizer-api. Racecheck needs that of CUDA 13.1 or later: before, it knows nothing of
+# what a lane tells through an mbarrier for the lanes it has synchronized with, and calls each slot
+# of a ring that is filled again a race.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -24,19 +26,21 @@ selection="(test_backend_ops and cuda)
   or (test_cuda_attention_contract and ($contract))
   or (test_cuda_matmul.py and (single_rows or many_rows or many_outputs or gated or padded)
       and (q4_K or q6_K or q5_0 or q2_K or iq4_xs or f16 or gated or padded))
+  or (test_cuda_matmul.py and expanded and 100)
   or (test_cuda_matmul.py and (side_by_side or bias_and or normed))
   or (test_cuda_fused and (f32-4 or f16-4 or q8_0-4 or ffn or residual or handed))
   or test_cuda_projections or (test_cuda_embed and packed and (q4_K or q3_K or q8_0))
   or (test_cuda_sample and (7- or 4097 or broken))
   or (test_cuda_engine and failed_step and download)
   or (test_cuda_models and default and (qwen2 or gemma3))"
-part=1/1 jobs=8 limit=480
-while getopts k:p:j:l: option; do
+part=1/1 jobs=8 limit=480 kept=
+while getopts k:p:j:l:o: option; do
   case $option in
     k) selection=$OPTARG ;;
     p) part=$OPTARG ;;
     j) jobs=$OPTARG ;;
     l) limit=$OPTARG ;;
+    o) kept=$OPTARG ;;
     *) exit 2 ;;
   esac
 done
@@ -44,8 +48,13 @@ shift $((OPTIND - 1))
 tools=("$@")
 [ ${#tools[@]} -gt 0 ] || tools=(memcheck racecheck)
 
-logs=$(mktemp -d)
-trap 'rm -rf "$logs"' EXIT
+logs=$kept
+if [ -n "$logs" ]; then
+  mkdir -p "$logs"
+else
+  logs=$(mktemp -d)
+  trap 'rm -rf "$logs"' EXIT
+fi
 # a file that needs what is not installed here cannot be read: it is told, and the others are taken
 python -m pytest -q --collect-only -m cuda -k "${selection//$'\n'/ }" tests >"$logs/collected" 2>&1 ||
   grep '^ERROR' "$logs/collected" >&2 || cat "$logs/collected" >&2
@@ -82,7 +91,7 @@ verdict() {
     more=${more%% *}
     passed=$((passed + ${more:-0}))
     [ "$status" -eq 0 ] && continue
-    sed "s/^/$tool.$job: /" "$logs/$tool.$job" | tail -n 60 >&2
+    sed "s/^/$tool.$job: /" "$logs/$tool.$job" | tail -n 30 >&2
     if grep -q 'Device not supported' "$logs/$tool.$job"; then
       found="refused by this machine"
     elif [ "$status" -eq 124 ]; then
@@ -93,6 +102,9 @@ verdict() {
     fi
   done
   [ "$passed" -gt 0 ] || [ "$found" != clean ] || found="nothing ran"
+  # each fault once, whatever its place in the machine code, and how often it was told
+  cat "$logs/$tool".[0-9]* | grep -h '^[.sF=]*=\{9\} *\(Error:\|Warning:\|Invalid\|and \)' |
+    sed 's/^[.sF]*=* *//; s/+0x[0-9a-f]*//; s/ \[[0-9]* hazards\]//' | sort | uniq -c >&2 || true
   echo "$tool: $found ($passed of $n_tests tests passed, part $part, $seconds s)"
   [ "$found" = clean ]
 }
