@@ -118,7 +118,7 @@ WORKS: dict[str, list[Work]] = {
 }
 RIVALLED = [name for name, works in WORKS.items() if any(w.rival for w in works)]
 
-SWITCHES = ("no_cuda_graph", "no_fuse_qkv", "no_fuse_ffn", "no_fa_prefill", "cuda_halves")
+SWITCHES = ("no_cuda_graph", "no_fuse_qkv", "no_fuse_ffn", "no_fa_prefill")
 SWITCHED_MODEL = "qwen2-7b-q4_k_m"
 SWITCHED_TESTS = "tg128,pp512"
 

@@ -336,18 +336,17 @@ def _geometries(bench: Bench, group: Group, rows: int) -> list[Make]:
 
 def _tiles(bench: Bench, group: Group, rows: int) -> list[Make]:
     """By every tile for rows of prompts, where weights expand in registers."""
-    facts, settings = bench.device.facts, bench.context.settings
-    if not choose.expands_in_registers(facts, settings):
-        return []
-    padded = choose.many_rows_chunks(rows, facts, settings).columns
-    return [_many(v, rows, padded) for v in choose.manys(group, rows, facts)]
+    facts = bench.device.facts
+    every = choose.manys(group, rows, facts) if facts.hopper else ()
+    return [_many(v, rows) for v in every]
 
 
-def _many(variant: choose.Many, rows: int, padded: int) -> Make:
+def _many(variant: choose.Many, rows: int) -> Make:
     def make(product: matmul.Product, ctx: Context) -> list[Launch]:
-        x = ctx.scratch(matmul_halves.halves_bytes(padded, product.group))
-        act = matmul_halves.act_launch(product.x, 0, x, rows, padded, product.group, True)
-        return [act, matmul.many_launch(product, x, padded, ctx.input("counts"), variant)]
+        chunks = choose.many_rows_chunks(rows, ctx.facts)
+        x = ctx.scratch(matmul_halves.halves_bytes(chunks.columns, product.group))
+        act = matmul_halves.act_launch(product.x, 0, x, rows, chunks, product.group)
+        return [act, matmul.many_launch(product, x, chunks.columns, ctx.input("counts"), variant)]
 
     return make
 

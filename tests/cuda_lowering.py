@@ -58,7 +58,7 @@ def _lower(split: Split, facts: Facts, settings: Mapping[str, Any]) -> list[Laun
         states={name: KVState(spec, 1 << 34) for name, spec in graph.states.items()},
         joins=joins(split, facts, Settings(**settings)),
         constant=lambda array: 1 << 35,
-        find=resident(split, Settings(**settings)),
+        find=resident(split, facts, Settings(**settings)),
         scratch=lambda nbytes, name="work": 1 << 37,
         counters=lambda count: 1 << 38,
     )

@@ -32,7 +32,6 @@ ARCHS = ("80", "86", "89", "90a", "100a", "120a")
 MODULES = list(dict.fromkeys(OPS.values()))
 EARLIER, HOPPER, LATER = ("80", "86", "89"), ("90a",), ("90a", "100a", "120a")
 CONTAINS = (
-    ("matmul_gemm_sm90", HOPPER, {WGMMA, BULK}),
     ("matmul_many_sm90", HOPPER, {WGMMA, BULK}),
     ("attention_prefill_sm90", HOPPER, {WGMMA, BULK}),
     ("matmul_vec", LATER, {MMA, BULK}),

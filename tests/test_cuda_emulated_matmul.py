@@ -14,13 +14,12 @@ import numpy as np
 import pytest
 from emulated import AMPERE, HOPPER, EmulatedDevice, reason_against
 from test_cuda_matmul import TOLERANCE, Bench, Make, error, gated, geometries
-from test_cuda_matmul import keeping as keeping  # and the tests: with the bench of this module
-from test_cuda_matmul import test_every_code as test_every_code
+from test_cuda_matmul import test_every_code as test_every_code  # with the bench of this module
 from test_cuda_matmul import (
     test_every_tile_gives_the_same_bits as test_every_tile_gives_the_same_bits,
 )
 from test_cuda_matmul import (
-    test_many_rows_by_expanded_weights as test_many_rows_by_expanded_weights,
+    test_kept_halves_give_the_same_bits as test_kept_halves_give_the_same_bits,
 )
 
 from minfer.backends.cuda.device import Facts

@@ -271,7 +271,7 @@ def test_every_tile_gives_the_same_bits(
     bench: Bench, monkeypatch: pytest.MonkeyPatch, mix: str, n_cols: int, n_rows: list[int]
 ) -> None:
     """By each tile of Hopper's kernel for prompts, from one after another to each a block."""
-    if not choose.expands_in_registers(bench.device.facts, bench.context.settings):
+    if not bench.device.facts.hopper:
         pytest.skip("weights expand apart")
     group, values = bench.group([BY_NAME[n] for n in mix.split()], n_cols, n_rows)
     x = bench.activations(302, n_cols)
@@ -288,46 +288,21 @@ def test_every_tile_gives_the_same_bits(
             np.testing.assert_array_equal(seen[-1][2:], seen[0][2:], repr(made))
 
 
-@pytest.fixture
-def keeping(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> Bench:
-    """A bench with the setting that keeps expanded weights, which are not kept yet."""
-    settings = Settings(cuda_halves=True)
-    monkeypatch.setattr(bench, "context", replace(bench.context, settings=settings))
-    return bench
-
-
-def test_kept_halves_give_the_same_bits(keeping: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    group, _ = keeping.group([BY_NAME["q4_K"], BY_NAME["q6_K"]], 1024, [208, 48])
-    x = keeping.activations(40, 1024)
-    expected = keeping.run(group, x, 0)
+def test_kept_halves_give_the_same_bits(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    if bench.device.facts.hopper:
+        pytest.skip("nothing expands")
+    group, _ = bench.group([BY_NAME["q4_K"], BY_NAME["q6_K"]], 1024, [208, 48])
+    x = bench.activations(40, 1024)
+    expected = bench.run(group, x, 0)
     strips = group.n_cols // 128
-    kept = keeping.device.allocate(group.n_rows * strips * 256, "halves")
-    keeping.device.run(matmul_halves.expand_launches(group, keeping.store.address(group.key), kept))
-    monkeypatch.setattr(keeping, "context", replace(keeping.context, find=lambda key: kept))
+    kept = bench.device.allocate(group.n_rows * strips * 256, "halves")
+    bench.device.run(matmul_halves.expand_launches(group, bench.store.address(group.key), kept))
+    monkeypatch.setattr(bench, "context", replace(bench.context, find=lambda key: kept))
     product = Product(group, 0, Normed(0), 0, 40, 0)
-    names = [launch.kernel.name for launch in matmul.project(product, keeping.context)]
+    names = [launch.kernel.name for launch in matmul.project(product, bench.context)]
     assert "matmul_expand" not in names
-    assert np.array_equal(keeping.run(group, x, 0), expected)
-    keeping.device.free(kept)
-
-
-@pytest.mark.parametrize("rows, single", [(17, 0), (100, 3), (513, 0)])
-@pytest.mark.parametrize("mix", ["q4_K", "f16", "q8_0 q5_0 f16"])
-def test_many_rows_by_expanded_weights(keeping: Bench, mix: str, rows: int, single: int) -> None:
-    types = [BY_NAME[n] for n in mix.split()]
-    group, values = keeping.group(types, 1536, [336, 64, 64][: len(types)])
-    x = keeping.activations(rows, 1536)
-    residual = keeping.rng.standard_normal((rows, group.n_outputs)).astype(np.float32)
-    found = keeping.run(group, x, single, residual=residual)
-    assert error(found, x @ np.concatenate(values).T + residual) < TOLERANCE
-
-
-@pytest.mark.parametrize("epilogue", [SILU, GELU])
-def test_gated_by_expanded_weights(keeping: Bench, epilogue: int) -> None:
-    group, (gate, up) = keeping.group([BY_NAME["q4_K"]] * 2, 1024, [280, 280], paired=True)
-    x = keeping.activations(260, 1024)
-    found = keeping.run(group, x, 0, epilogue)
-    assert error(found, gated(x, gate, up, epilogue)) < 2 * TOLERANCE
+    assert np.array_equal(bench.run(group, x, 0), expected)
+    bench.device.free(kept)
 
 
 @pytest.mark.parametrize("rows", [1, 7, 33, 300])

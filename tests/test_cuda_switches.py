@@ -34,7 +34,7 @@ SWITCHES: dict[str, dict[str, Any]] = {
     "no_fuse_ffn": {"no_fuse_ffn": True},
     "no_fa_prefill": {"no_fa_prefill": True},
     "cuda_generic": {"cuda_generic": True},
-    "cuda_halves": {"cuda_halves": True},
+    "cuda_halves": {"cuda_halves": True, "cuda_generic": True},
     "cache f32": {"cache_type": "f32"},
     "cache q8_0": {"cache_type": "q8_0"},
     "no_cuda_graph": {"no_cuda_graph": True},

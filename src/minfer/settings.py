@@ -84,7 +84,8 @@ class Settings:
     cuda_halves: bool = _row(
         _boolean,
         False,
-        "Keep weights on the GPU as halves, too: prompts skip an expansion, for 2 bytes a weight.",
+        "On cards but Hopper, keep weights as halves, too: prompts skip an expansion, for 2 bytes "
+        "a weight. Hopper's kernels expand nothing apart.",
     )
     no_fuse_qkv: bool = _row(_boolean, False, "Keep Q, K and V projections as separate nodes.")
     no_fuse_ffn: bool = _row(_boolean, False, "Keep gate and up projections as separate nodes.")

@@ -21,6 +21,7 @@ from minfer.backends.cuda.joins import joins
 from minfer.backends.cuda.kv import ELEMENT_BYTES, KVState
 from minfer.backends.cuda.ops import OPS, lowered
 from minfer.backends.cuda.ops.base import COUNTERS_BYTES, Context, Store
+from minfer.backends.cuda.ops.matmul_choose import keeps_halves
 from minfer.backends.cuda.program import Counters, Program
 from minfer.errors import BackendError, ClosedError, GraphError
 from minfer.graph import Graph, KVSpec, Node
@@ -63,7 +64,10 @@ class CudaBackend:
         """What ran so far: eager runs, captures, replays, launches."""
         self.graphs = not settings.no_cuda_graph
         """Whether splits are captured; turned off for good by the first failure."""
-        self._store = Store(self.device, settings.cuda_halves)
+        keeps = keeps_halves(self.device.facts, settings)
+        if settings.cuda_halves and not keeps:
+            _say("MINFER_CUDA_HALVES keeps nothing on Hopper: its kernels expand nothing apart")
+        self._store = Store(self.device, keeps)
         self._states: dict[str, KVState] = {}
         self._arena = (0, 0)  # address, bytes
         self._generation = 0

@@ -18,6 +18,7 @@ from minfer.backends.cuda.kv import KVState
 from minfer.backends.cuda.launch import Launch
 from minfer.backends.cuda.ops import OPS, lowered, matmul
 from minfer.backends.cuda.ops.base import COUNTERS_BYTES, Context, Store, halves_key
+from minfer.backends.cuda.ops.matmul_choose import keeps_halves
 from minfer.graph import Node
 from minfer.settings import Settings
 
@@ -32,9 +33,8 @@ WHEN: Mapping[str, str] = {
     "matmul_batch": "single rows, up to 16 on Hopper: weights become halves in registers",
     "matmul_batch_sm90": "more single rows on Hopper: the same, for products of warpgroups",
     "matmul_many_sm90": "rows of prompts on Hopper: weights become halves in registers",
-    "matmul_gemm": "rows of prompts",
-    "matmul_gemm_sm90": "rows of prompts on Hopper, with MINFER_CUDA_HALVES",
-    "matmul_expand": "weights as halves, for rows of prompts",
+    "matmul_gemm": "rows of prompts on other cards",
+    "matmul_expand": "weights as halves, for rows of prompts on other cards",
     "attention_decode": "single rows, and all rows with an f32 cache or MINFER_NO_FA_PREFILL",
     "attention_prefill": "rows of prompts",
     "attention_prefill_sm90": "rows of prompts on Hopper, heads of 64, 128 and 256",
@@ -75,7 +75,7 @@ def footprint(
         splits: of plans that are never run at the same time, over the same states.
         weights: of all their nodes.
     """
-    ledger = _Ledger(settings.cuda_halves)
+    ledger = _Ledger(keeps_halves(facts, settings))
     states: dict[str, KVState] = {}
     on_its_way = 0  # the largest matrix as the file has it, while it is packed
     for split in reversed(splits):  # as they are loaded: from a plan's last node to its first
@@ -103,7 +103,7 @@ def kernels(split: Split, facts: Facts, settings: Settings) -> dict[int, tuple[s
     }
 
 
-def resident(split: Split, settings: Settings) -> Callable[[Hashable], int]:
+def resident(split: Split, facts: Facts, settings: Settings) -> Callable[[Hashable], int]:
     """`Context.find` of a split that was loaded: not 0 for what would be there."""
     nodes = [split.graph.nodes[i] for i in split.nodes]
     packed = {
@@ -112,7 +112,7 @@ def resident(split: Split, settings: Settings) -> Callable[[Hashable], int]:
 
     def find(key: Hashable) -> int:
         is_halves = isinstance(key, tuple) and key == halves_key(key[1:])
-        return int(settings.cuda_halves if is_halves else key in packed)
+        return int(keeps_halves(facts, settings) if is_halves else key in packed)
 
     return find
 
@@ -131,7 +131,7 @@ def _lowered(
         states={name: KVState(spec, 0) for name, spec in split.graph.states.items()},
         joins=joins(split, facts, settings),
         constant=ledger.constant,
-        find=resident(split, settings),
+        find=resident(split, facts, settings),
         scratch=ledger.take,
         counters=lambda count: 0,
     )

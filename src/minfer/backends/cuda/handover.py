@@ -35,7 +35,7 @@ def handed_over(split: Split, facts: Facts, settings: Settings) -> dict[int, Hal
             continue
         single, many = hands_over(node, split.graph, facts, settings)
         rows = node.shape[0] - _single_rows(node)
-        tiles = many_rows_chunks(rows, facts, settings)
+        tiles = many_rows_chunks(rows, facts)
         halves = Halves(
             _chunks(reader, split.graph, facts) if single else None,
             tiles if many and _has_room(rows, tiles.columns) else None,

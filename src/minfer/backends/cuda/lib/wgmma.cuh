@@ -1,5 +1,4 @@
-// Warpgroup matrix products (sm_90a): B in shared memory, A there or in registers, f32 accumulators
-// in registers.
+// Warpgroup matrix products (sm_90a): B in shared memory, A in registers, f32 accumulators, too.
 //
 // Operands are rows of K-major halves, 128 bytes of K a row in the 128-byte swizzle, tiles
 // 1024-byte aligned (`act.cuh`, chunked). D [64][N] by thread: warp w of the four has rows
@@ -40,10 +39,6 @@ DEVICE void set_registers_down() {
     asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(N));
 }
 
-// d (+)= A[64][16] B[N][16]^T; `keep` 0 forgets what d held.
-template <int N>
-struct Wgmma;
-
 // Of the m64nNk16 product: registers %0.. of eight columns of a thread's sums at a time.
 #define OUT8(i)                                                                                  \
     "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3]), "+f"(d[i + 4]), "+f"(d[i + 5]),    \
@@ -80,25 +75,8 @@ struct Wgmma;
 #define OUTS224 OUTS208, OUT8(104)
 #define OUTS240 OUTS224, OUT8(112)
 #define OUTS256 OUTS240, OUT8(120)
-// N, and the numbers of the operands after the sums.
-#define WGMMA(N, A, B, KEEP)                                                              \
-    template <>                                                                           \
-    struct Wgmma<N> {                                                                     \
-        DEVICE static void run(float (&d)[N / 2], u64 a, u64 b, int keep) {               \
-            asm volatile("{ .reg .pred p; setp.ne.b32 p, %" #KEEP ", 0; "                 \
-                         "wgmma.mma_async.sync.aligned.m64n" #N "k16.f32.f16.f16 {" LIST##N \
-                         "}, %" #A ", %" #B ", p, 1, 1, 0, 0; }"                          \
-                         : OUTS##N                                                        \
-                         : "l"(a), "l"(b), "r"(keep));                                    \
-        }                                                                                 \
-    };
-WGMMA(128, 64, 65, 66)
-WGMMA(192, 96, 97, 98)
-WGMMA(224, 112, 113, 114)
-WGMMA(256, 128, 129, 130)
-#undef WGMMA
-
-// The same with A in registers. They are read until the product is waited for.
+// d (+)= A[64][16] B[N][16]^T; `keep` 0 forgets what d held. A is read until the product is waited
+// for.
 template <int N>
 struct WgmmaRegisters;
 

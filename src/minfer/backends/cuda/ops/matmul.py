@@ -1,10 +1,10 @@
 """Matrix products: `matmul`, `fused_ffn`, and the projections of `fused_qkv`.
 
 Single rows stream the packed weight once (`matmul_vec`, `matmul_batch`, `matmul_batch_sm90`). The
-other rows, on Hopper, expand it in registers (`matmul_many_sm90`); elsewhere they multiply on
-weights expanded to halves, in scratch. With the setting `cuda_halves` those are kept, and
-multiplied everywhere. Geometry is `matmul_choose`'s, the packed layout `matmul_pack`'s, halves of
-weights and of x are `matmul_halves`'.
+other rows multiply by it, too, on Hopper (`matmul_many_sm90`), elsewhere by weights expanded to
+halves (`matmul_gemm`): in scratch, or once for all with the setting `cuda_halves`. Geometry is
+`matmul_choose`'s, the packed layout `matmul_pack`'s, halves of weights and of x are
+`matmul_halves`'.
 """
 
 from __future__ import annotations
@@ -250,8 +250,7 @@ def _single_x(
     """Where x is as halves, and what makes them at `room` where it is not yet."""
     if product.x.halves.single:
         return product.x.x, []
-    columns, ordered = chunks.columns, chunks.ordered
-    return room, [act_launch(product.x, first, room, rows, columns, product.group, ordered)]
+    return room, [act_launch(product.x, first, room, rows, chunks, product.group)]
 
 
 def batch_launches(
@@ -355,29 +354,25 @@ def hopper_batch_kernel(
 def _many(product: Product, ctx: Context) -> list[Launch]:
     group = product.group
     rows = product.rows - product.single_rows
-    chunks = choose.many_rows_chunks(rows, ctx.facts, ctx.settings)
+    chunks = choose.many_rows_chunks(rows, ctx.facts)
     x_bytes = halves_bytes(chunks.columns, group)
-    in_registers = choose.expands_in_registers(ctx.facts, ctx.settings)
-    w = 0 if in_registers else ctx.find(halves_key(group.key))
-    expanded = not (in_registers or w)
+    kept = 0 if ctx.facts.hopper else ctx.find(halves_key(group.key))
+    expanded = not (ctx.facts.hopper or kept)
     # room for x even where it comes as halves: of fewer rows it may not, and the largest step
     # tells what all of them take
     x = ctx.scratch(x_bytes + (halves_bytes(group.n_rows, group) if expanded else 0))
-    launches = expand_launches(group, product.weights, x + x_bytes) if expanded else []
-    w = w or x + x_bytes
+    w = kept or x + x_bytes
+    launches = expand_launches(group, product.weights, w) if expanded else []
     if product.x.halves.many:
         x = product.x.x + 4 * product.single_rows * group.n_cols
     else:
-        launches.append(
-            act_launch(
-                product.x, product.single_rows, x, rows, chunks.columns, group, chunks.ordered
-            )
-        )
+        launches.append(act_launch(product.x, product.single_rows, x, rows, chunks, group))
     counts = ctx.input("counts")
-    if in_registers:
+    if ctx.facts.hopper:
         variant = choose.many(group, rows, ctx.facts)
         return [*launches, many_launch(product, x, chunks.columns, counts, variant)]
-    return [*launches, gemm_launch(product, x, w, counts, choose.gemm(group, rows, ctx.facts))]
+    tiles = choose.gemm(group, rows, ctx.facts)
+    return [*launches, gemm_launch(product, x, chunks.columns, w, counts, tiles)]
 
 
 def many_launch(product: Product, x: int, padded: int, counts: int, variant: choose.Many) -> Launch:
@@ -412,8 +407,10 @@ def many_kernel(group: Group, epilogue: int, halves: bool, variant: choose.Many)
     )
 
 
-def gemm_launch(product: Product, x: int, w: int, counts: int, variant: choose.Gemm) -> Launch:
-    """The product of expanded operands at `x` and `w`."""
+def gemm_launch(
+    product: Product, x: int, padded: int, w: int, counts: int, variant: choose.Gemm
+) -> Launch:
+    """The product of expanded weights at `w` and `padded` rows of halves at `x`."""
     group = product.group
     args = (
         x,
@@ -421,30 +418,25 @@ def gemm_launch(product: Product, x: int, w: int, counts: int, variant: choose.G
         product.weights + group.factors,
         *_ends(product, product.single_rows),
         counts,
-        variant.padded,
+        padded,
         group.n_rows,
         2 * blocks(group.n_cols, 128),
         group.n_outputs,
     )
-    block = 384 if variant.hopper else 256
     made = gemm_kernel(product.epilogue, product.halves.many is not None, variant)
-    return Launch(made, (variant.grid, 1, 1), block, args, variant.shared)
+    return Launch(made, (variant.grid, 1, 1), 256, args, variant.shared)
 
 
 def gemm_kernel(epilogue: int, halves: bool, variant: choose.Gemm) -> Kernel:
-    """The specialised product of expanded operands."""
-    signature = "p p p p p p p i i i i"
-    ends: dict[str, int | float | str] = {"EPILOGUE": epilogue, "HALVES": int(halves)}
-    if variant.hopper:
-        return kernel(
-            "ops/matmul_gemm_sm90.cu",
-            "matmul_gemm_sm90",
-            signature,
-            TILE_N=variant.tile_n,
-            STAGES=variant.stages,
-            **ends,
-        )
-    return kernel("ops/matmul_gemm.cu", "matmul_gemm", signature, STAGES=variant.stages, **ends)
+    """The specialised `matmul_gemm`."""
+    return kernel(
+        "ops/matmul_gemm.cu",
+        "matmul_gemm",
+        "p p p p p p p i i i i",
+        STAGES=variant.stages,
+        EPILOGUE=epilogue,
+        HALVES=int(halves),
+    )
 
 
 def kernels(facts: Facts) -> Sequence[Kernel]:
@@ -460,13 +452,11 @@ def kernels(facts: Facts) -> Sequence[Kernel]:
     specs = (WeightSpec(q4, (3584, 3584)), WeightSpec(q4, (3584, 512)), WeightSpec(q6, (3584, 512)))
     mixed = Group(("q", "k", "v"), specs)
     found += _single_kernels(mixed, PLAIN, (1, 2, 8, 16, 64), facts)
-    hopper = facts.hopper
-    found += _many_kernels((mixed, Group(("a", "b"), (pair, pair), True))) if hopper else ()
-    for tile_n in (128, 192, 224, 256) if hopper else (128,):
-        variant = choose.Gemm(hopper, tile_n, 3, 256, 1, 0)
-        for epilogue in (PLAIN, SILU, GELU):
-            ways = (False, True) if epilogue else (False,)
-            found += [gemm_kernel(epilogue, halves, variant) for halves in ways]
+    if facts.hopper:
+        found += _many_kernels((mixed, Group(("a", "b"), (pair, pair), True)))
+        return found
+    for epilogue, halves in ((PLAIN, False), *itertools.product((SILU, GELU), (False, True))):
+        found.append(gemm_kernel(epilogue, halves, choose.Gemm(3, 1, 0)))
     return found
 
 

@@ -3,8 +3,7 @@
 Single rows (decode rows, output heads) go to `matmul_vec` while they are few, quantized and fit its
 shared memory, else to `matmul_batch` or, if they are many and this is Hopper, `matmul_batch_sm90`;
 a row's bits are the same in every variant of each, whatever other rows there are. The other rows go
-to `matmul_many_sm90` on Hopper; elsewhere, and where weights are kept as halves, to a product on
-expanded weights: `matmul_gemm_sm90` on Hopper, `matmul_gemm`.
+to `matmul_many_sm90` on Hopper, elsewhere to `matmul_gemm`, by weights expanded to halves.
 """
 
 from __future__ import annotations
@@ -341,14 +340,14 @@ TILE_M = 128
 """Rows of prompts are padded to a multiple of it."""
 
 
-def many_rows_chunks(rows: int, facts: Facts, settings: Settings) -> Chunks:
+def many_rows_chunks(rows: int, facts: Facts) -> Chunks:
     """How products have so many rows of prompts."""
-    return Chunks(blocks(rows, TILE_M) * TILE_M, expands_in_registers(facts, settings))
+    return Chunks(blocks(rows, TILE_M) * TILE_M, facts.hopper)
 
 
-def expands_in_registers(facts: Facts, settings: Settings) -> bool:
-    """Whether rows of prompts go to `matmul_many_sm90`."""
-    return facts.hopper and not settings.cuda_halves
+def keeps_halves(facts: Facts, settings: Settings) -> bool:
+    """Whether expanded weights of prompts' products are kept."""
+    return settings.cuda_halves and not facts.hopper
 
 
 @dataclass(frozen=True, slots=True)
@@ -370,7 +369,7 @@ class Many:
     shared: int
 
 
-MANY_COLUMNS = {256: 1.0, 192: 1.04, 128: 1.15}
+MANY_COLUMNS = {256: 1.0, 192: 1.07, 128: 1.18, 64: 1.7}
 """Rows of x a tile may cover -> time a unit of work takes in it, relative to the widest."""
 _MANY_WARPS = 8
 _MANY_FIXED = 9 << 10
@@ -407,44 +406,21 @@ def _many_tiles(group: Group, rows: int, columns: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Gemm:
-    """A geometry of the product of prompts' rows and expanded weights.
+    """A geometry of `matmul_gemm`: tiles of 128 rows of x and 128 packed rows of the weight.
 
     Attributes:
-        hopper: whether it is `matmul_gemm_sm90`.
-        tile_n: packed rows of the weight a tile covers; it always covers 128 rows of x.
         stages: slots of the ring.
-        padded: rows of x, padded to whole tiles.
         grid: blocks.
         shared: bytes of shared memory a block.
     """
 
-    hopper: bool
-    tile_n: int
     stages: int
-    padded: int
     grid: int
     shared: int
 
 
-_OVERHEAD = {256: 1.0, 224: 1.0, 192: 1.03, 128: 1.12}
-"""Time a unit of work takes in a Hopper tile of this width, relative to the widest."""
-
-
 def gemm(group: Group, rows: int, facts: Facts) -> Gemm:
-    """The geometry for `rows` rows."""
-    tiles_m = blocks(rows, TILE_M)
-    if not facts.hopper:
-        grid = tiles_m * blocks(group.n_rows, 128)
-        stages = 3 if facts.shared_limit >= 3 * 2 * 128 * 128 else 2
-        shared = stages * 2 * 128 * 128
-        return Gemm(False, 128, stages, tiles_m * TILE_M, grid, shared)
-
-    def cost(tile_n: int) -> float:
-        tiles = tiles_m * blocks(group.n_rows, tile_n)
-        return blocks(tiles, facts.n_sms) * tile_n * _OVERHEAD[tile_n]
-
-    tile_n = min(_OVERHEAD, key=cost)
-    slot = (TILE_M + tile_n) * 128
-    stages = min(6, (facts.shared_limit - 4096) // slot)
-    grid = min(facts.n_sms, tiles_m * blocks(group.n_rows, tile_n))
-    return Gemm(True, tile_n, stages, tiles_m * TILE_M, grid, stages * slot + 1024)
+    """The geometry for `rows` rows of prompts."""
+    stages = 3 if facts.shared_limit >= 3 * 2 * 128 * 128 else 2
+    grid = blocks(rows, TILE_M) * blocks(group.n_rows, 128)
+    return Gemm(stages, grid, stages * 2 * 128 * 128)

@@ -1,10 +1,17 @@
-// y = x W^T for many rows on warp-level tensor cores: the path of every card but Hopper.
+// y = x W^T for the rows of prompts on warp-level tensor cores: every card but Hopper.
 //
-// What, layouts, limits, numerics: as `matmul_gemm_sm90.cu`.
+// What: as `matmul_vec.cu`.
+// Layouts: x and W chunked halves (`lib/act.cuh`), x padded to whole tiles of 128 rows, W to n_rows
+//   a multiple of 16; out f32 [m][stride], or, of a gated product with HALVES, chunked halves of
+//   padded_m rows, for the product that reads them.
 // Who: a block of 8 warps a tile of 128 x 128, warps 2 x 4, 64 x 32 each; cp.async fills a ring of
 //   STAGES slots of 64 of K. Tiles of the same weights are neighbours.
-// Floor: as there, at the rate of mma.sync.
+// Floor: 2 m n k operations at the rate of mma.sync; operands stream from L2.
+// Limits: of gated products, stride even, and a multiple of 128 where out is halves. Rows that only
+//   pad x may be anything, and are not written.
+// Numerics: f32 accumulators over ascending chunks of K.
 // Versions: 1 (2026-11).
+// Macros: STAGES, EPILOGUE (`lib/epilogue.cuh`), HALVES (0/1).
 #include "lib/epilogue.cuh"
 #include "lib/mma.cuh"
 #include "lib/pipeline.cuh"

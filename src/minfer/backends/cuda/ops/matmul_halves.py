@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from minfer.backends.cuda.device import Facts
 from minfer.backends.cuda.launch import Kernel, Launch, kernel
 from minfer.backends.cuda.ops import matmul_pack
-from minfer.backends.cuda.ops.base import Normed, blocks
+from minfer.backends.cuda.ops.base import Chunks, Normed, blocks
 from minfer.backends.cuda.ops.matmul_pack import Format, Group
 from minfer.dtypes import WEIGHT_TYPES
 
@@ -50,22 +50,20 @@ def act_launch(
     first: int,
     out: int,
     rows: int,
-    padded: int,
+    chunks: Chunks,
     group: Group,
-    ordered: bool = False,
 ) -> Launch:
-    """Make chunked halves of `rows` rows of x from `first` on, and zeros up to `padded` rows.
-
-    `ordered` is for products that expand weights in registers: see `lib/act.cuh`.
-    """
+    """Make halves of `rows` rows of x from `first` on, and zeros in what pads the chunks."""
     strips = blocks(group.n_cols, 128)
-    shape = (rows, padded, group.n_cols, strips)
+    shape = (rows, chunks.columns, group.n_cols, strips)
     source = x.x + 4 * first * group.n_cols
     if x.norm:
         args = (source, x.norm, out, *shape, x.eps)
-        return Launch(_act_normed(group.n_cols, ordered), (padded, 1, 1), ACT_THREADS, args)
-    grid = (padded, blocks(strips * 16, 256), 1)
-    return Launch(_act_plain(ordered), grid, 256, (source, out, *shape))
+        return Launch(
+            _act_normed(group.n_cols, chunks.ordered), (chunks.columns, 1, 1), ACT_THREADS, args
+        )
+    grid = (chunks.columns, blocks(strips * 16, 256), 1)
+    return Launch(_act_plain(chunks.ordered), grid, 256, (source, out, *shape))
 
 
 def _act_plain(ordered: bool) -> Kernel:

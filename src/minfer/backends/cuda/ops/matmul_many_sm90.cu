@@ -14,6 +14,8 @@
 // Limits: sm_90a; K a multiple of 8; padded_m of 8; of gated products with HALVES, outputs a
 //   multiple of 128. Rows that only pad x may be anything, and are not written.
 // Numerics: f32 accumulators over ascending k, in the order of x.
+// Versions: 1 (2026-11): gate and up of a 7B layer, q4_K, at 512 / 2048 rows: 231 / 873 us. Weights
+//   expanded by a launch of their own, both operands in shared memory: 297 / 988.
 // Macros: COLUMNS (one of 128, 192, 256), STAGES of a warp's ring, X_STAGES, EPILOGUE
 //   (`lib/epilogue.cuh`), HALVES (0/1), TYPE0..2.
 #include "lib/epilogue.cuh"
