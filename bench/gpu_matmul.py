@@ -335,18 +335,25 @@ def _geometries(bench: Bench, group: Group, rows: int) -> list[Make]:
 
 
 def _tiles(bench: Bench, group: Group, rows: int) -> list[Make]:
-    """By every tile for rows of prompts, where weights expand in registers."""
+    """By every tile for rows of prompts, where weights expand in registers, and some ranks."""
     facts = bench.device.facts
-    every = choose.manys(group, rows, facts) if facts.hopper else ()
-    return [_many(v, rows) for v in every]
+    if not facts.hopper:
+        return []
+    usual = choose.many(group, rows, facts).ranks
+    return [
+        _many(v, rows)
+        for ranks in sorted({1, usual, 2 * usual})
+        for v in choose.manys(group, rows, ranks, facts)
+    ]
 
 
 def _many(variant: choose.Many, rows: int) -> Make:
     def make(product: matmul.Product, ctx: Context) -> list[Launch]:
         chunks = choose.many_rows_chunks(rows, ctx.facts)
-        x = ctx.scratch(matmul_halves.halves_bytes(chunks.columns, product.group))
+        x_bytes = matmul_halves.halves_bytes(chunks.columns, product.group)
+        x = ctx.scratch(x_bytes + (256 << 20))
         act = matmul_halves.act_launch(product.x, 0, x, rows, chunks, product.group)
-        return [act, matmul.many_launch(product, x, chunks.columns, ctx.input("counts"), variant)]
+        return [act, matmul.many_launch(product, x, x + x_bytes, variant, ctx)]
 
     return make
 

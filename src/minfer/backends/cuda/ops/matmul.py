@@ -352,41 +352,50 @@ def hopper_batch_kernel(
 
 
 def _many(product: Product, ctx: Context) -> list[Launch]:
-    group = product.group
+    group, facts = product.group, ctx.facts
     rows = product.rows - product.single_rows
+    if facts.hopper:
+        x, partial, launches = _many_x(product, choose.partial_room(group, rows, facts), ctx)
+        variant = choose.many(group, rows, facts)
+        return [*launches, many_launch(product, x, partial, variant, ctx)]
+    w = ctx.find(halves_key(group.key))
+    x, room, launches = _many_x(product, 0 if w else halves_bytes(group.n_rows, group), ctx)
+    if not w:
+        w = room
+        launches += expand_launches(group, product.weights, w)
+    return [*launches, gemm_launch(product, x, w, choose.gemm(group, rows, facts), ctx)]
+
+
+def _many_x(product: Product, more: int, ctx: Context) -> tuple[int, int, list[Launch]]:
+    """Where rows of prompts are as halves, `more` bytes of scratch, and what makes the halves."""
+    rows, first = product.rows - product.single_rows, product.single_rows
     chunks = choose.many_rows_chunks(rows, ctx.facts)
-    x_bytes = halves_bytes(chunks.columns, group)
-    kept = 0 if ctx.facts.hopper else ctx.find(halves_key(group.key))
-    expanded = not (ctx.facts.hopper or kept)
     # room for x even where it comes as halves: of fewer rows it may not, and the largest step
     # tells what all of them take
-    x = ctx.scratch(x_bytes + (halves_bytes(group.n_rows, group) if expanded else 0))
-    w = kept or x + x_bytes
-    launches = expand_launches(group, product.weights, w) if expanded else []
+    x_bytes = halves_bytes(chunks.columns, product.group)
+    room = ctx.scratch(x_bytes + more)
     if product.x.halves.many:
-        x = product.x.x + 4 * product.single_rows * group.n_cols
-    else:
-        launches.append(act_launch(product.x, product.single_rows, x, rows, chunks, group))
-    counts = ctx.input("counts")
-    if ctx.facts.hopper:
-        variant = choose.many(group, rows, ctx.facts)
-        return [*launches, many_launch(product, x, chunks.columns, counts, variant)]
-    tiles = choose.gemm(group, rows, ctx.facts)
-    return [*launches, gemm_launch(product, x, chunks.columns, w, counts, tiles)]
+        return product.x.x + 4 * first * product.group.n_cols, room + x_bytes, []
+    act = act_launch(product.x, first, room, rows, chunks, product.group)
+    return room, room + x_bytes, [act]
 
 
-def many_launch(product: Product, x: int, padded: int, counts: int, variant: choose.Many) -> Launch:
-    """The product of packed weights and `padded` rows of halves at `x`."""
+def many_launch(
+    product: Product, x: int, partial: int, variant: choose.Many, ctx: Context
+) -> Launch:
+    """The product of packed weights and halves at `x`, with room for sums of ranks at `partial`."""
     group = product.group
     args = (
         *_addresses(product),
         x,
         *_ends(product, product.single_rows),
-        counts,
+        partial,
+        ctx.counters(variant.tiles if variant.ranks > 1 else 0),
+        ctx.input("counts"),
         group.n_cols,
         *_tiles(group),
         group.n_outputs,
-        padded,
+        choose.many_rows_chunks(product.rows - product.single_rows, ctx.facts).columns,
     )
     made = many_kernel(group, product.epilogue, product.halves.many is not None, variant)
     return Launch(made, (variant.grid, 1, 1), 384, args, variant.shared)
@@ -397,8 +406,9 @@ def many_kernel(group: Group, epilogue: int, halves: bool, variant: choose.Many)
     return kernel(
         "ops/matmul_many_sm90.cu",
         "matmul_many_sm90",
-        "p p p p p p p p p i i i i i i",
+        "p p p p p p p p p p p i i i i i i",
         COLUMNS=variant.columns,
+        RANKS=variant.ranks,
         STAGES=variant.stages,
         X_STAGES=variant.x_stages,
         EPILOGUE=epilogue,
@@ -407,18 +417,16 @@ def many_kernel(group: Group, epilogue: int, halves: bool, variant: choose.Many)
     )
 
 
-def gemm_launch(
-    product: Product, x: int, padded: int, w: int, counts: int, variant: choose.Gemm
-) -> Launch:
-    """The product of expanded weights at `w` and `padded` rows of halves at `x`."""
+def gemm_launch(product: Product, x: int, w: int, variant: choose.Gemm, ctx: Context) -> Launch:
+    """The product of expanded weights at `w` and halves at `x`."""
     group = product.group
     args = (
         x,
         w,
         product.weights + group.factors,
         *_ends(product, product.single_rows),
-        counts,
-        padded,
+        ctx.input("counts"),
+        choose.many_rows_chunks(product.rows - product.single_rows, ctx.facts).columns,
         group.n_rows,
         2 * blocks(group.n_cols, 128),
         group.n_outputs,
@@ -464,7 +472,7 @@ def _many_kernels(groups: Sequence[Group]) -> Iterator[Kernel]:
     """Of each type, and of these groups, by tile; of pairs each epilogue."""
     singles = [Group(("w",), (WeightSpec(dtype, (4096, 4096)),)) for dtype in WEIGHT_TYPES]
     for group, columns in itertools.product((*singles, *groups), choose.MANY_COLUMNS):
-        variant = choose.Many(columns, 2, 3, 1, 0)
+        variant = choose.Many(columns, 1 + (columns < 256), 2, 3, 1, 1, 0)
         for epilogue in (SILU, GELU) if group.paired else (PLAIN,):
             for halves in (False, True) if group.paired else (False,):
                 yield many_kernel(group, epilogue, halves, variant)

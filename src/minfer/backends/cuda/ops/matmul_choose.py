@@ -356,21 +356,27 @@ class Many:
 
     Attributes:
         columns: rows of x a tile covers; it always covers 128 packed rows of the weight.
+        ranks: blocks that share the K of a tile.
         stages: slots of a warp's ring.
         x_stages: slots of the ring of x, of 64 of K each.
+        tiles: how many there are.
         grid: blocks.
         shared: bytes of shared memory a block.
     """
 
     columns: int
+    ranks: int
     stages: int
     x_stages: int
+    tiles: int
     grid: int
     shared: int
 
 
 MANY_COLUMNS = {256: 1.0, 192: 1.07, 128: 1.18, 64: 1.7}
 """Rows of x a tile may cover -> time a unit of work takes in it, relative to the widest."""
+SHARED_ROWS = 512
+"""Rows of prompts up to which blocks share the K of their tiles, where tiles are few."""
 _MANY_WARPS = 8
 _MANY_FIXED = 9 << 10
 """Bytes of shared memory for outputs on their way to be halves, and for alignment."""
@@ -378,10 +384,36 @@ _MANY_FIXED = 9 << 10
 
 def many(group: Group, rows: int, facts: Facts) -> Many:
     """The geometry for `rows` rows of prompts: the one whose busiest multiprocessor does least."""
-    return min(manys(group, rows, facts), key=lambda v: many_cost(group, rows, v, facts))
+    ranks = _many_ranks(group, facts) if rows <= SHARED_ROWS else 1
+    return _best_many(group, rows, ranks, facts)
 
 
-def manys(group: Group, rows: int, facts: Facts) -> Iterator[Many]:
+def partial_room(group: Group, rows: int, facts: Facts) -> int:
+    """Bytes of sums that wait for those of other ranks, for so many rows of prompts or fewer."""
+    ranks = _many_ranks(group, facts)
+    rows = min(rows, SHARED_ROWS)
+    padded = max(blocks(rows, columns) * columns for columns in MANY_COLUMNS)
+    w_tiles = blocks(group.n_tiles, _MANY_WARPS)
+    return 4 * _MANY_WARPS * matmul_pack.TILE * w_tiles * padded * ranks if ranks > 1 else 0
+
+
+def _best_many(group: Group, rows: int, ranks: int, facts: Facts) -> Many:
+    return min(manys(group, rows, ranks, facts), key=lambda v: many_cost(group, v, facts))
+
+
+def _many_ranks(group: Group, facts: Facts) -> int:
+    """Blocks that share K: numerics, so one number for all rows that are few enough."""
+
+    def cost(ranks: int) -> float:
+        found = [_best_many(group, n, ranks, facts) for n in (64, 128, 256, SHARED_ROWS)]
+        return sum(many_cost(group, v, facts) for v in found)
+
+    # as many as have a multiprocessor each where x has one tile
+    most = min(facts.n_sms // blocks(group.n_tiles, _MANY_WARPS), blocks(group.n_cols, PIECE))
+    return min(range(1, max(1, most) + 1), key=cost)
+
+
+def manys(group: Group, rows: int, ranks: int, facts: Facts) -> Iterator[Many]:
     """One for each number of columns, with the deepest rings that fit."""
     room = facts.shared_limit - _MANY_FIXED - 2048  # of static shared memory
     ring = _MANY_WARPS * piece_bytes(group)
@@ -389,19 +421,21 @@ def manys(group: Group, rows: int, facts: Facts) -> Iterator[Many]:
         slot = columns * 128
         stages = 3 if room - 3 * ring >= 3 * slot else 2
         x_stages = min(6, (room - stages * ring) // slot)
-        grid = min(facts.n_sms, _many_tiles(group, rows, columns))
+        tiles = blocks(rows, columns) * blocks(group.n_tiles, _MANY_WARPS)
+        grid = min(facts.n_sms, tiles * ranks)
         shared = _MANY_FIXED + stages * ring + x_stages * slot
-        yield Many(columns, stages, x_stages, grid, shared)
+        yield Many(columns, ranks, stages, x_stages, tiles, grid, shared)
 
 
-def many_cost(group: Group, rows: int, variant: Many, facts: Facts) -> float:
-    """Time of the busiest multiprocessor, roughly, in units of its own."""
-    rounds = blocks(_many_tiles(group, rows, variant.columns), facts.n_sms)
-    return rounds * variant.columns * MANY_COLUMNS[variant.columns]
-
-
-def _many_tiles(group: Group, rows: int, columns: int) -> int:
-    return blocks(rows, columns) * blocks(group.n_tiles, _MANY_WARPS)
+def many_cost(group: Group, variant: Many, facts: Facts) -> float:
+    """Microseconds of the busiest multiprocessor of an H200, roughly."""
+    wide = variant.columns / 256
+    pieces = blocks(blocks(group.n_cols, PIECE), variant.ranks)
+    each = 2.65 * wide * MANY_COLUMNS[variant.columns] * pieces + 1
+    if variant.ranks == 1:
+        return blocks(variant.tiles, facts.n_sms) * each
+    each += 1.5 * wide  # sums are written, and at last added
+    return blocks(variant.tiles * variant.ranks, facts.n_sms) * each + 3 + variant.ranks * wide
 
 
 @dataclass(frozen=True, slots=True)
