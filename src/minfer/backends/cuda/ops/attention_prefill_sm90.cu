@@ -34,6 +34,7 @@ struct Place {
     u32 parity = 0;
     DEVICE void next() {
         if (++stage == STAGES) stage = 0, parity ^= 1;
+        stage = __shfl_sync(FULL_MASK, stage, 0);  // known to be the same in a warp
     }
 };
 
@@ -93,6 +94,49 @@ DEVICE void zero_values(u8* v, int step, const Pages& pages, int high) {
     sync_some<CONSUMERS>(1);
 }
 
+// Which of the two computing warpgroups may begin products: they take turns, so that each has the
+// tensor cores to itself for a step's products, and the other is at its softmax meanwhile.
+struct Turn {
+    int group;
+
+    DEVICE void begin() const {  // the first turn is the first group's
+        if (group == 1) pass();
+    }
+    DEVICE void take() const { sync_some<CONSUMERS>(4 + group); }
+    DEVICE void pass() const { arrive_some<CONSUMERS>(5 - group); }
+    DEVICE void end() const {  // nobody waits for the last turn that was passed
+        if (group == 0) take();
+    }
+};
+
+// Begin scores = queries x keys of a stage, [64][KEYS].
+DEVICE void begin_scores(float (&scores)[KEYS / 8][4], u64 q_operand, const u8* keys) {
+    u64 k_operand = operand(shared_address(keys));
+#pragma unroll
+    for (int d = 0; d < HD / 16; d++)  // operands advance in units of 16 bytes
+        WgmmaScores<KEYS>::run(scores, q_operand + (d / 4 * (ROWS * 128) + d % 4 * 32) / 16,
+                               k_operand + (d / 4 * BAND + d % 4 * 32) / 16, d > 0);
+    wgmma_commit();
+}
+
+// Begin out += probabilities x values of a stage.
+DEVICE void begin_sums(State<HD>& state, const u32 (&p)[KEYS / 16][4], const u8* values) {
+    u64 v_operand = values_operand(shared_address(values), BAND);
+#pragma unroll
+    for (int i = 0; i < KEYS / 16; i++)
+        WgmmaValues<HD>::run(state.out, p[i], v_operand + i * (16 * 128) / 16);
+    wgmma_commit();
+}
+
+// Probabilities as the operand of a product: the accumulator's layout is that of A.
+DEVICE void pack(u32 (&p)[KEYS / 16][4], const float (&s)[KEYS / 8][4]) {
+#pragma unroll
+    for (int i = 0; i < KEYS / 16; i++)
+#pragma unroll
+        for (int j = 0; j < 4; j++)
+            p[i][j] = pack_f16(s[2 * i + j / 2][j % 2 * 2], s[2 * i + j / 2][j % 2 * 2 + 1]);
+}
+
 KERNEL __launch_bounds__(THREADS, 1)
     attention_prefill_sm90(const float* q, const u8* k_plane, const u8* v_plane,
                            const i32* positions, const i32* seqs, const i32* page_table, float* y,
@@ -147,12 +191,14 @@ KERNEL __launch_bounds__(THREADS, 1)
         load_queries(my_queries, q, my_pair, rows, kv_head, n_kv_heads, positions);
         publish_shared();
         sync_some<128>(2 + group);
-        Place place;
         State<HD> state;
         state.clear();
         float factor = SOFTCAP ? 1.0f : scale * LOG2E;
-        bool fresh = true, whole = first_pair + PAIRS <= rows * GROUP;
+        bool whole = first_pair + PAIRS <= rows * GROUP;
         u64 q_operand = operand(shared_address(my_queries));
+        Turn turn = {group};
+        turn.begin();
+        Place of_keys, of_values;
         while (run.end > run.first) {
             bool alone = whole && run.first == first_pair / GROUP && run.end > last_row;
             int low = window > 0 ? max(0, run.lowest - window + 1) : 0;
@@ -160,48 +206,63 @@ KERNEL __launch_bounds__(THREADS, 1)
 #pragma unroll
             for (int r = 0; r < 2; r++)
                 seen[r] = run.last_key((my_pair + warp % 4 * 16 + g + 8 * r) / GROUP, positions);
-            for (int step = low / KEYS; step <= run.highest / KEYS; step++, place.next()) {
-                float scores[KEYS / 8][4];
-                u64 k_operand = operand(shared_address(keys + place.stage * TILE));
-                barrier_wait(&barriers.full[0][place.stage], place.parity);
-                wgmma_fence();
-#pragma unroll
-                for (int d = 0; d < HD / 16; d++)  // operands advance in units of 16 bytes
-                    WgmmaScores<KEYS>::run(scores,
-                                           q_operand + (d / 4 * (ROWS * 128) + d % 4 * 32) / 16,
-                                           k_operand + (d / 4 * BAND + d % 4 * 32) / 16, d > 0);
-                wgmma_commit();
-                wgmma_wait<0>();
-                settle(scores);
-                if (lane == 0) barrier_arrive(&barriers.empty[0][place.stage]);
+            float scores[KEYS / 8][4];
+            u32 p[KEYS / 16][4];
+            auto await_values = [&](int step) {
+                barrier_wait(&barriers.full[1][of_values.stage], of_values.parity);
+                Pages pages(step, low, run.highest);
+                if (step * KEYS + KEYS - 1 > run.highest || pages.first * PAGE > step * KEYS)
+                    zero_values(values + of_values.stage * TILE, step, pages, run.highest);
+            };
+            auto weigh = [&](int step) {  // scores to probabilities
                 int key = step * KEYS;
                 if (SOFTCAP) cap_scores(scores, scale, cap);
                 if (run.masks(key, KEYS, window, alone)) mask_scores(scores, key, seen, window);
-                Decay decay = softmax(scores, state, factor);
-                if (!fresh && decay.needed()) rescale(state, decay);
-                fresh = false;
-                u32 p[KEYS / 16][4];
-#pragma unroll
-                for (int i = 0; i < KEYS / 16; i++)
-#pragma unroll
-                    for (int j = 0; j < 4; j++)
-                        p[i][j] = pack_f16(scores[2 * i + j / 2][j % 2 * 2],
-                                           scores[2 * i + j / 2][j % 2 * 2 + 1]);
-                u8* v = values + place.stage * TILE;
-                barrier_wait(&barriers.full[1][place.stage], place.parity);
-                Pages pages(step, low, run.highest);
-                if (key + KEYS - 1 > run.highest || pages.first * PAGE > key)
-                    zero_values(v, step, pages, run.highest);
-                u64 v_operand = values_operand(shared_address(v), BAND);
+                return softmax(scores, state, factor);
+            };
+            auto release = [&](int plane, Place& place) {
+                if (lane == 0) barrier_arrive(&barriers.empty[plane][place.stage]);
+                place.next();
+            };
+            // The first keys: there is nothing to sum yet, and nothing to rescale, since the run's
+            // rows were in no other run, and rows that are not in it decay by 1.
+            int step = low / KEYS;
+            barrier_wait(&barriers.full[0][of_keys.stage], of_keys.parity);
+            turn.take();
+            wgmma_fence();
+            begin_scores(scores, q_operand, keys + of_keys.stage * TILE);
+            turn.pass();
+            wgmma_wait<0>();
+            settle(scores);
+            release(0, of_keys);
+            weigh(step);
+            pack(p, scores);
+            while (++step <= run.highest / KEYS) {
+                barrier_wait(&barriers.full[0][of_keys.stage], of_keys.parity);
+                await_values(step - 1);
+                turn.take();
                 wgmma_fence();
-#pragma unroll
-                for (int i = 0; i < KEYS / 16; i++)
-                    WgmmaValues<HD>::run(state.out, p[i], v_operand + i * (16 * 128) / 16);
-                wgmma_commit();
+                begin_scores(scores, q_operand, keys + of_keys.stage * TILE);
+                begin_sums(state, p, values + of_values.stage * TILE);
+                turn.pass();
+                wgmma_wait<1>();
+                settle(scores);
+                release(0, of_keys);
+                Decay decay = weigh(step);
                 wgmma_wait<0>();
                 settle(state.out);
-                if (lane == 0) barrier_arrive(&barriers.empty[1][place.stage]);
+                release(1, of_values);
+                if (decay.needed()) rescale(state, decay);
+                pack(p, scores);
             }
+            await_values(step - 1);
+            turn.take();
+            wgmma_fence();
+            begin_sums(state, p, values + of_values.stage * TILE);
+            turn.pass();
+            wgmma_wait<0>();
+            settle(state.out);
+            release(1, of_values);
             if (run.end > last_row) break;
             run = find_run(run.end, last_row + 1, positions, seqs);
         }
@@ -220,6 +281,7 @@ KERNEL __launch_bounds__(THREADS, 1)
                     make_float2(state.out[n][2 * r], state.out[n][2 * r + 1]);
         }
 #endif
+        turn.end();
     }
 }
 #endif
