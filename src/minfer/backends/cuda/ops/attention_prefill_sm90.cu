@@ -34,7 +34,6 @@ struct Place {
     u32 parity = 0;
     DEVICE void next() {
         if (++stage == STAGES) stage = 0, parity ^= 1;
-        stage = __shfl_sync(FULL_MASK, stage, 0);  // known to be the same in a warp
     }
 };
 
@@ -109,22 +108,26 @@ struct Turn {
     }
 };
 
+// The operand at a stage, in registers that a warp has in common: the products take no others, and
+// moving a number there for each would hold them up.
+DEVICE u64 stage_of(u64 first, int stage) {
+    return operand_at(first, __shfl_sync(FULL_MASK, keep(stage), 0) * TILE);
+}
+
 // Begin scores = queries x keys of a stage, [64][KEYS].
-DEVICE void begin_scores(float (&scores)[KEYS / 8][4], u64 q_operand, const u8* keys) {
-    u64 k_operand = operand(shared_address(keys));
+DEVICE void begin_scores(float (&scores)[KEYS / 8][4], u64 queries, u64 keys) {
 #pragma unroll
-    for (int d = 0; d < HD / 16; d++)  // operands advance in units of 16 bytes
-        WgmmaScores<KEYS>::run(scores, q_operand + (d / 4 * (ROWS * 128) + d % 4 * 32) / 16,
-                               k_operand + (d / 4 * BAND + d % 4 * 32) / 16, d > 0);
+    for (int d = 0; d < HD / 16; d++)
+        WgmmaScores<KEYS>::run(scores, operand_at(queries, d / 4 * (ROWS * 128) + d % 4 * 32),
+                               operand_at(keys, d / 4 * BAND + d % 4 * 32), d > 0);
     wgmma_commit();
 }
 
 // Begin out += probabilities x values of a stage.
-DEVICE void begin_sums(State<HD>& state, const u32 (&p)[KEYS / 16][4], const u8* values) {
-    u64 v_operand = values_operand(shared_address(values), BAND);
+DEVICE void begin_sums(State<HD>& state, const u32 (&p)[KEYS / 16][4], u64 values) {
 #pragma unroll
     for (int i = 0; i < KEYS / 16; i++)
-        WgmmaValues<HD>::run(state.out, p[i], v_operand + i * (16 * 128) / 16);
+        WgmmaValues<HD>::run(state.out, p[i], operand_at(values, i * (16 * 128)));
     wgmma_commit();
 }
 
@@ -194,13 +197,14 @@ KERNEL __launch_bounds__(THREADS, 1)
         State<HD> state;
         state.clear();
         float factor = SOFTCAP ? 1.0f : scale * LOG2E;
-        bool whole = first_pair + PAIRS <= rows * GROUP;
+        bool alone = first_pair + PAIRS <= rows * GROUP && run.end > last_row;
         u64 q_operand = operand(shared_address(my_queries));
+        u64 k_operand = operand(shared_address(keys));
+        u64 v_operand = values_operand(shared_address(values), BAND);
         Turn turn = {group};
         turn.begin();
-        Place of_keys, of_values;
+        Place place;
         while (run.end > run.first) {
-            bool alone = whole && run.first == first_pair / GROUP && run.end > last_row;
             int low = window > 0 ? max(0, run.lowest - window + 1) : 0;
             int seen[2];
 #pragma unroll
@@ -208,11 +212,16 @@ KERNEL __launch_bounds__(THREADS, 1)
                 seen[r] = run.last_key((my_pair + warp % 4 * 16 + g + 8 * r) / GROUP, positions);
             float scores[KEYS / 8][4];
             u32 p[KEYS / 16][4];
+            auto await_keys = [&] {
+                u64 found = stage_of(k_operand, place.stage);
+                barrier_wait(&barriers.full[0][place.stage], place.parity);
+                return found;
+            };
             auto await_values = [&](int step) {
-                barrier_wait(&barriers.full[1][of_values.stage], of_values.parity);
+                barrier_wait(&barriers.full[1][place.stage], place.parity);
                 Pages pages(step, low, run.highest);
                 if (step * KEYS + KEYS - 1 > run.highest || pages.first * PAGE > step * KEYS)
-                    zero_values(values + of_values.stage * TILE, step, pages, run.highest);
+                    zero_values(values + place.stage * TILE, step, pages, run.highest);
             };
             auto weigh = [&](int step) {  // scores to probabilities
                 int key = step * KEYS;
@@ -220,49 +229,53 @@ KERNEL __launch_bounds__(THREADS, 1)
                 if (run.masks(key, KEYS, window, alone)) mask_scores(scores, key, seen, window);
                 return softmax(scores, state, factor);
             };
-            auto release = [&](int plane, Place& place) {
-                if (lane == 0) barrier_arrive(&barriers.empty[plane][place.stage]);
-                place.next();
+            auto release = [&](int plane, int stage) {
+                if (lane == 0) barrier_arrive(&barriers.empty[plane][stage]);
             };
             // The first keys: there is nothing to sum yet, and nothing to rescale, since the run's
             // rows were in no other run, and rows that are not in it decay by 1.
             int step = low / KEYS;
-            barrier_wait(&barriers.full[0][of_keys.stage], of_keys.parity);
+            u64 k = await_keys();
             turn.take();
             wgmma_fence();
-            begin_scores(scores, q_operand, keys + of_keys.stage * TILE);
+            begin_scores(scores, q_operand, k);
             turn.pass();
             wgmma_wait<0>();
             settle(scores);
-            release(0, of_keys);
+            release(0, place.stage);
             weigh(step);
+            await_values(step);
             pack(p, scores);
             while (++step <= run.highest / KEYS) {
-                barrier_wait(&barriers.full[0][of_keys.stage], of_keys.parity);
-                await_values(step - 1);
+                int before = place.stage;  // of the values
+                u64 v = stage_of(v_operand, before);
+                place.next();
+                k = await_keys();
                 turn.take();
                 wgmma_fence();
-                begin_scores(scores, q_operand, keys + of_keys.stage * TILE);
-                begin_sums(state, p, values + of_values.stage * TILE);
+                begin_scores(scores, q_operand, k);
+                begin_sums(state, p, v);
                 turn.pass();
                 wgmma_wait<1>();
                 settle(scores);
-                release(0, of_keys);
+                release(0, place.stage);
                 Decay decay = weigh(step);
+                await_values(step);
                 wgmma_wait<0>();
                 settle(state.out);
-                release(1, of_values);
+                release(1, before);
                 if (decay.needed()) rescale(state, decay);
                 pack(p, scores);
             }
-            await_values(step - 1);
+            u64 v = stage_of(v_operand, place.stage);
             turn.take();
             wgmma_fence();
-            begin_sums(state, p, values + of_values.stage * TILE);
+            begin_sums(state, p, v);
             turn.pass();
             wgmma_wait<0>();
             settle(state.out);
-            release(1, of_values);
+            release(1, place.stage);
+            place.next();
             if (run.end > last_row) break;
             run = find_run(run.end, last_row + 1, positions, seqs);
         }
