@@ -6,8 +6,10 @@
 // Who:     grid (tiles of 128 (row, query head) pairs, kv heads), three warpgroups. The first
 //          copies: one lane brings pages of K and V to a ring in shared memory, 8 KiB a copy, which
 //          fits because the cache already lies in the swizzle the matrix unit reads (`lib/kv.cuh`).
-//          The other two compute 64 pairs each, out of step, so that one's softmax runs beside the
-//          other's products. Tiles walk runs of rows as there.
+//          The other two compute 64 pairs each. A step of KEYS keys is two products, the scores of
+//          these keys and the sums over the keys before, and then the softmax of these scores: it
+//          runs beside the sums, and beside the other warpgroup's products, since the two take
+//          turns. Tiles walk runs of rows as there.
 // Floor:   4 * HD flops a query and key.
 // Limits:  sm_90a; f16 cache; HD 64, 128, 256; any GROUP.
 // Numerics: as `attention_prefill.cu`. Bytes past a run's last key, which may be anything, are
@@ -93,23 +95,24 @@ DEVICE void zero_values(u8* v, int step, const Pages& pages, int high) {
     sync_some<CONSUMERS>(1);
 }
 
-// Which of the two computing warpgroups may begin products: they take turns, so that each has the
-// tensor cores to itself for a step's products, and the other is at its softmax meanwhile.
+// Which of the two computing warpgroups may begin products. Each has the tensor cores to itself for
+// the products of a step, while the other is at its softmax; left to chance, both would multiply at
+// half the speed and then both leave the tensor cores idle. The two take equally many turns.
 struct Turn {
     int group;
 
-    DEVICE void begin() const {  // the first turn is the first group's
+    DEVICE void begin() const {  // the first turn is group 0's
         if (group == 1) pass();
     }
     DEVICE void take() const { sync_some<CONSUMERS>(4 + group); }
     DEVICE void pass() const { arrive_some<CONSUMERS>(5 - group); }
-    DEVICE void end() const {  // nobody waits for the last turn that was passed
+    DEVICE void end() const {  // no barrier is left half full: group 1 has passed one turn more
         if (group == 0) take();
     }
 };
 
-// The operand at a stage, in registers that a warp has in common: the products take no others, and
-// moving a number there for each would hold them up.
+// The operand at a stage. Products take operands from the registers that a warp has in common;
+// where the compiler does not know a stage to be the same in a warp, it moves each operand there.
 DEVICE u64 stage_of(u64 first, int stage) {
     return operand_at(first, __shfl_sync(FULL_MASK, keep(stage), 0) * TILE);
 }
@@ -217,6 +220,9 @@ KERNEL __launch_bounds__(THREADS, 1)
                 barrier_wait(&barriers.full[0][place.stage], place.parity);
                 return found;
             };
+            // Called between softmax and `wgmma_wait`, where its branches keep the two apart: the
+            // assembler would move the wait to where the softmax begins, and nothing would run
+            // beside the sums.
             auto await_values = [&](int step) {
                 barrier_wait(&barriers.full[1][place.stage], place.parity);
                 Pages pages(step, low, run.highest);
@@ -232,8 +238,8 @@ KERNEL __launch_bounds__(THREADS, 1)
             auto release = [&](int plane, int stage) {
                 if (lane == 0) barrier_arrive(&barriers.empty[plane][stage]);
             };
-            // The first keys: there is nothing to sum yet, and nothing to rescale, since the run's
-            // rows were in no other run, and rows that are not in it decay by 1.
+            // The first keys have no sums before them. Nothing is rescaled, either: the sums of the
+            // run's rows are 0 so far, and other rows' decay is 1.
             int step = low / KEYS;
             u64 k = await_keys();
             turn.take();
@@ -247,7 +253,7 @@ KERNEL __launch_bounds__(THREADS, 1)
             await_values(step);
             pack(p, scores);
             while (++step <= run.highest / KEYS) {
-                int before = place.stage;  // of the values
+                int before = place.stage;  // where the values to be summed are
                 u64 v = stage_of(v_operand, before);
                 place.next();
                 k = await_keys();
