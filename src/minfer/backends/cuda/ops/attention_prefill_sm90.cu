@@ -285,6 +285,7 @@ KERNEL __launch_bounds__(THREADS, 1)
             if (run.end > last_row) break;
             run = find_run(run.end, last_row + 1, positions, seqs);
         }
+        turn.end();
         state.finish();
 #if HALVES
         write_halves<GROUP>(state, y, my_pair + warp % 4 * 16 + g, t, rows, kv_head, padded_rows);
@@ -300,7 +301,6 @@ KERNEL __launch_bounds__(THREADS, 1)
                     make_float2(state.out[n][2 * r], state.out[n][2 * r + 1]);
         }
 #endif
-        turn.end();
     }
 }
 #endif
