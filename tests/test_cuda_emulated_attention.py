@@ -20,6 +20,7 @@ from test_backend_attention import BATCHES, TOLERANCE
 
 from minfer.backends.cuda.device import Facts
 from minfer.backends.cuda.launch import Launch
+from minfer.backends.cuda.ops.attention_prefill import HOPPER_STAGES
 from minfer.dtypes import F16, F32, Q8_0, DType
 
 REASON = reason_against()
@@ -86,6 +87,14 @@ def test_head_dims(card: Facts, dtype: DType, head_dim: int) -> None:
 def test_windows(card: Facts, window: int) -> None:
     seqs = (*decode(0, 64, 150, 400), *prefill((0, 130), (190, 70)))
     close(card, Heads(window=window), seqs)
+
+
+@pytest.mark.parametrize("window", [0, 150])
+@pytest.mark.parametrize("head_dim", HOPPER_STAGES)
+def test_runs_of_many_steps(head_dim: int, window: int) -> None:
+    """Several runs in a tile, each of some steps of 64 or 128 keys, which end within one or not."""
+    seqs = prefill((255, 1), (380, 9), (0, 3), (500, 30), (126, 2))
+    close(HOPPER, Heads(6, 2, head_dim, window=window), seqs)
 
 
 def test_softcap() -> None:

@@ -69,6 +69,7 @@ inline void createpolicy_fractional_L2__evict_first_b64(u64& d, double) { d = 0;
 
 // ---- barriers -----------------------------------------------------------------------------------
 inline void bar_sync(u32 barrier, u32 count) { block_barrier((int)barrier, count); }
+inline void bar_arrive(u32 barrier, u32 count) { block_arrive((int)barrier, count); }
 inline void mbarrier_init_shared_b64(u32 at, u32 count) { barrier_init(at, count); }
 inline void mbarrier_arrive_shared_b64(u64&, u32 at) { barrier_arrive(at, 0); }
 inline void mbarrier_arrive_expect_tx_shared_b64(u64&, u32 at, u32 bytes) {

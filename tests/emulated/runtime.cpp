@@ -260,12 +260,17 @@ void block_barrier(int number, u32 count) {
         release_all(block);
         return wait(&named.generation, parity, "__syncthreads");
     }
+    u32 parity = named.generation & 1;
+    block_arrive(number, count);
+    wait(&named.generation, parity, "bar.sync");
+}
+
+void block_arrive(int number, u32 count) {
+    Named& named = current->block->named[number];
     if (named.arrived && named.count != count)
         fail("barrier %d is for %u threads and for %u", number, named.count, count);
     named.count = count;
-    u32 parity = named.generation & 1;
     if (++named.arrived == count) named.arrived = 0, named.generation++;
-    wait(&named.generation, parity, "bar.sync");
 }
 
 void cluster_arrive() {

@@ -38,6 +38,7 @@ void meet_group(void* mine, Work work, const char* what);
 
 // A block's named barrier, for `count` threads, or for all that have not returned if that is 0.
 void block_barrier(int number, u32 count);
+void block_arrive(int number, u32 count);  // counts, and does not wait
 void cluster_arrive();
 void cluster_wait();
 

@@ -61,17 +61,15 @@ DEVICE void cap_scores(float (&s)[N][4], float scale, float cap) {
 // last key (its position; -1 for a row that is not in the run), and those below its window.
 template <int N>
 DEVICE void mask_scores(float (&s)[N][4], int key, const int (&last)[2], int window) {
-    int t = threadIdx.x % 4;
+    int mine = key + threadIdx.x % 4 * 2;  // the lane's first; the others are constants away
 #pragma unroll
     for (int r = 0; r < 2; r++) {
-        int first = window > 0 ? last[r] - window + 1 : 0;
+        int to = last[r] - mine, from = (window > 0 ? max(0, last[r] - window + 1) : 0) - mine;
 #pragma unroll
         for (int n = 0; n < N; n++)
 #pragma unroll
-            for (int i = 0; i < 2; i++) {
-                int j = key + 8 * n + 2 * t + i;
-                if (j > last[r] || j < first) s[n][2 * r + i] = -INFINITY;
-            }
+            for (int i = 0; i < 2; i++)
+                if (8 * n + i > to || 8 * n + i < from) s[n][2 * r + i] = -INFINITY;
     }
 }
 

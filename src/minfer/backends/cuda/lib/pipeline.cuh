@@ -168,6 +168,12 @@ DEVICE void sync_some(int barrier) {
     asm volatile("bar.sync %0, %1;" ::"r"(barrier), "n"(COUNT) : "memory");
 }
 
+// Count among the COUNT of a barrier without waiting for the others.
+template <int COUNT>
+DEVICE void arrive_some(int barrier) {
+    asm volatile("bar.arrive %0, %1;" ::"r"(barrier), "n"(COUNT) : "memory");
+}
+
 // ---- a ring of slots that one warp fills and empties --------------------------------------------
 // Call `issue` once for each slot, then in turn `wait`, read, `__syncwarp`, `issue` for slot `at`,
 // `advance`. A warp that has no more to copy still calls `issue`, with 0 bytes.

@@ -6,8 +6,10 @@
 // Who:     grid (tiles of 128 (row, query head) pairs, kv heads), three warpgroups. The first
 //          copies: one lane brings pages of K and V to a ring in shared memory, 8 KiB a copy, which
 //          fits because the cache already lies in the swizzle the matrix unit reads (`lib/kv.cuh`).
-//          The other two compute 64 pairs each, out of step, so that one's softmax runs beside the
-//          other's products. Tiles walk runs of rows as there.
+//          The other two compute 64 pairs each. A step of KEYS keys is two products, the scores of
+//          these keys and the sums over the keys before, and then the softmax of these scores: it
+//          runs beside the sums, and beside the other warpgroup's products, since the two take
+//          turns. Tiles walk runs of rows as there.
 // Floor:   4 * HD flops a query and key.
 // Limits:  sm_90a; f16 cache; HD 64, 128, 256; any GROUP.
 // Numerics: as `attention_prefill.cu`. Bytes past a run's last key, which may be anything, are
@@ -93,6 +95,54 @@ DEVICE void zero_values(u8* v, int step, const Pages& pages, int high) {
     sync_some<CONSUMERS>(1);
 }
 
+// Which of the two computing warpgroups may begin products. Each has the tensor cores to itself for
+// the products of a step, while the other is at its softmax; left to chance, both would multiply at
+// half the speed and then both leave the tensor cores idle. The two take equally many turns.
+struct Turn {
+    int group;
+
+    DEVICE void begin() const {  // the first turn is group 0's
+        if (group == 1) pass();
+    }
+    DEVICE void take() const { sync_some<CONSUMERS>(4 + group); }
+    DEVICE void pass() const { arrive_some<CONSUMERS>(5 - group); }
+    DEVICE void end() const {  // no barrier is left half full: group 1 has passed one turn more
+        if (group == 0) take();
+    }
+};
+
+// The operand at a stage. Products take operands from the registers that a warp has in common;
+// where the compiler does not know a stage to be the same in a warp, it moves each operand there.
+DEVICE u64 stage_of(u64 first, int stage) {
+    return operand_at(first, __shfl_sync(FULL_MASK, keep(stage), 0) * TILE);
+}
+
+// Begin scores = queries x keys of a stage, [64][KEYS].
+DEVICE void begin_scores(float (&scores)[KEYS / 8][4], u64 queries, u64 keys) {
+#pragma unroll
+    for (int d = 0; d < HD / 16; d++)
+        WgmmaScores<KEYS>::run(scores, operand_at(queries, d / 4 * (ROWS * 128) + d % 4 * 32),
+                               operand_at(keys, d / 4 * BAND + d % 4 * 32), d > 0);
+    wgmma_commit();
+}
+
+// Begin out += probabilities x values of a stage.
+DEVICE void begin_sums(State<HD>& state, const u32 (&p)[KEYS / 16][4], u64 values) {
+#pragma unroll
+    for (int i = 0; i < KEYS / 16; i++)
+        WgmmaValues<HD>::run(state.out, p[i], operand_at(values, i * (16 * 128)));
+    wgmma_commit();
+}
+
+// Probabilities as the operand of a product: the accumulator's layout is that of A.
+DEVICE void pack(u32 (&p)[KEYS / 16][4], const float (&s)[KEYS / 8][4]) {
+#pragma unroll
+    for (int i = 0; i < KEYS / 16; i++)
+#pragma unroll
+        for (int j = 0; j < 4; j++)
+            p[i][j] = pack_f16(s[2 * i + j / 2][j % 2 * 2], s[2 * i + j / 2][j % 2 * 2 + 1]);
+}
+
 KERNEL __launch_bounds__(THREADS, 1)
     attention_prefill_sm90(const float* q, const u8* k_plane, const u8* v_plane,
                            const i32* positions, const i32* seqs, const i32* page_table, float* y,
@@ -147,64 +197,95 @@ KERNEL __launch_bounds__(THREADS, 1)
         load_queries(my_queries, q, my_pair, rows, kv_head, n_kv_heads, positions);
         publish_shared();
         sync_some<128>(2 + group);
-        Place place;
         State<HD> state;
         state.clear();
         float factor = SOFTCAP ? 1.0f : scale * LOG2E;
-        bool fresh = true, whole = first_pair + PAIRS <= rows * GROUP;
+        bool alone = first_pair + PAIRS <= rows * GROUP && run.end > last_row;
         u64 q_operand = operand(shared_address(my_queries));
+        u64 k_operand = operand(shared_address(keys));
+        u64 v_operand = values_operand(shared_address(values), BAND);
+        Turn turn = {group};
+        turn.begin();
+        Place place;
         while (run.end > run.first) {
-            bool alone = whole && run.first == first_pair / GROUP && run.end > last_row;
             int low = window > 0 ? max(0, run.lowest - window + 1) : 0;
             int seen[2];
 #pragma unroll
             for (int r = 0; r < 2; r++)
                 seen[r] = run.last_key((my_pair + warp % 4 * 16 + g + 8 * r) / GROUP, positions);
-            for (int step = low / KEYS; step <= run.highest / KEYS; step++, place.next()) {
-                float scores[KEYS / 8][4];
-                u64 k_operand = operand(shared_address(keys + place.stage * TILE));
+            float scores[KEYS / 8][4];
+            u32 p[KEYS / 16][4];
+            auto await_keys = [&] {
+                u64 found = stage_of(k_operand, place.stage);
                 barrier_wait(&barriers.full[0][place.stage], place.parity);
-                wgmma_fence();
-#pragma unroll
-                for (int d = 0; d < HD / 16; d++)  // operands advance in units of 16 bytes
-                    WgmmaScores<KEYS>::run(scores,
-                                           q_operand + (d / 4 * (ROWS * 128) + d % 4 * 32) / 16,
-                                           k_operand + (d / 4 * BAND + d % 4 * 32) / 16, d > 0);
-                wgmma_commit();
-                wgmma_wait<0>();
-                settle(scores);
-                if (lane == 0) barrier_arrive(&barriers.empty[0][place.stage]);
+                return found;
+            };
+            // Called between softmax and `wgmma_wait`, where its branches keep the two apart: the
+            // assembler would move the wait to where the softmax begins, and nothing would run
+            // beside the sums.
+            auto await_values = [&](int step) {
+                barrier_wait(&barriers.full[1][place.stage], place.parity);
+                Pages pages(step, low, run.highest);
+                if (step * KEYS + KEYS - 1 > run.highest || pages.first * PAGE > step * KEYS)
+                    zero_values(values + place.stage * TILE, step, pages, run.highest);
+            };
+            auto weigh = [&](int step) {  // scores to probabilities
                 int key = step * KEYS;
                 if (SOFTCAP) cap_scores(scores, scale, cap);
                 if (run.masks(key, KEYS, window, alone)) mask_scores(scores, key, seen, window);
-                Decay decay = softmax(scores, state, factor);
-                if (!fresh && decay.needed()) rescale(state, decay);
-                fresh = false;
-                u32 p[KEYS / 16][4];
-#pragma unroll
-                for (int i = 0; i < KEYS / 16; i++)
-#pragma unroll
-                    for (int j = 0; j < 4; j++)
-                        p[i][j] = pack_f16(scores[2 * i + j / 2][j % 2 * 2],
-                                           scores[2 * i + j / 2][j % 2 * 2 + 1]);
-                u8* v = values + place.stage * TILE;
-                barrier_wait(&barriers.full[1][place.stage], place.parity);
-                Pages pages(step, low, run.highest);
-                if (key + KEYS - 1 > run.highest || pages.first * PAGE > key)
-                    zero_values(v, step, pages, run.highest);
-                u64 v_operand = values_operand(shared_address(v), BAND);
+                return softmax(scores, state, factor);
+            };
+            auto release = [&](int plane, int stage) {
+                if (lane == 0) barrier_arrive(&barriers.empty[plane][stage]);
+            };
+            // The first keys have no sums before them. Nothing is rescaled, either: the sums of the
+            // run's rows are 0 so far, and other rows' decay is 1.
+            int step = low / KEYS;
+            u64 k = await_keys();
+            turn.take();
+            wgmma_fence();
+            begin_scores(scores, q_operand, k);
+            turn.pass();
+            wgmma_wait<0>();
+            settle(scores);
+            release(0, place.stage);
+            weigh(step);
+            await_values(step);
+            pack(p, scores);
+            while (++step <= run.highest / KEYS) {
+                int before = place.stage;  // where the values to be summed are
+                u64 v = stage_of(v_operand, before);
+                place.next();
+                k = await_keys();
+                turn.take();
                 wgmma_fence();
-#pragma unroll
-                for (int i = 0; i < KEYS / 16; i++)
-                    WgmmaValues<HD>::run(state.out, p[i], v_operand + i * (16 * 128) / 16);
-                wgmma_commit();
+                begin_scores(scores, q_operand, k);
+                begin_sums(state, p, v);
+                turn.pass();
+                wgmma_wait<1>();
+                settle(scores);
+                release(0, place.stage);
+                Decay decay = weigh(step);
+                await_values(step);
                 wgmma_wait<0>();
                 settle(state.out);
-                if (lane == 0) barrier_arrive(&barriers.empty[1][place.stage]);
+                release(1, before);
+                if (decay.needed()) rescale(state, decay);
+                pack(p, scores);
             }
+            u64 v = stage_of(v_operand, place.stage);
+            turn.take();
+            wgmma_fence();
+            begin_sums(state, p, v);
+            turn.pass();
+            wgmma_wait<0>();
+            settle(state.out);
+            release(1, place.stage);
+            place.next();
             if (run.end > last_row) break;
             run = find_run(run.end, last_row + 1, positions, seqs);
         }
+        turn.end();
         state.finish();
 #if HALVES
         write_halves<GROUP>(state, y, my_pair + warp % 4 * 16 + g, t, rows, kv_head, padded_rows);
