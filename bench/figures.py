@@ -9,9 +9,12 @@ from __future__ import annotations
 
 import csv
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from math import prod
 
-from bench import results
+from bench import results, synthetic
 from bench.gpu import RIVALLED, WORKS, Work
+from bench.gpu_matmul import READ_GBS
+from bench.synthetic import tensors
 
 Row = Mapping[str, str]
 
@@ -26,6 +29,9 @@ PROTOTYPES = {
 batches), or library products on cached f16 weights with stand-ins for the rest (prefill)."""
 
 BEST = "qwen2-7b-q4_k_m"
+OTHER_TESTS = ("pp512", "pp2048", "tg64 x16", "tg128")
+READ_BYTES = READ_GBS * 1e9
+TABLE, HEAD = "token_embd.weight", "output.weight"
 SHOWN_STEPS = ("x1", "x16", "x64", "pp512")
 
 INTRODUCTION = """\
@@ -43,6 +49,18 @@ TYPES = """\
 Gate and up of a 7B layer, 37,888 rows of 3,584 weights: microseconds, and the share of the floor
 (bytes over 4,530 GB/s, or operations over 990 TFLOP/s), for 1, 16, 64 rows and a prompt of 512.
 """
+MEMORY = """\
+Loading: from a file in the page cache to an engine that is ready. On the device: weights, KV cache,
+arena and scratch after all work of a run, without what the driver takes for itself; beside it the
+bound, which is the file, the KV cache, 10 % of the file and 500 MB. In MB.
+"""
+STARTS = """\
+By `python -m bench.gpu_start`: a process from its beginning to the last of a few tokens after a
+prompt, seconds. The first compiles its kernels, later ones find them. The driver's own start is
+part of it.
+"""
+SPARE_SHARE, SPARE_BYTES = 0.1, 500e6
+"""Beyond the file and the KV cache."""
 TIME_LINES = """\
 By `python -m bench.gpu_timeline`, under a profiler: a kernel has the time from the end of all that
 came before to its own end, so the last column adds up to the step. The first time line there is of
@@ -53,7 +71,10 @@ TYPE_ROWS = ("1", "16", "64", "512")
 
 def rows_of(name: str) -> list[Row]:
     """All rows of a results file, oldest first."""
-    with (results.FOLDER / f"{name}.csv").open(newline="") as file:
+    path = results.FOLDER / f"{name}.csv"
+    if not path.exists():  # nothing was measured yet
+        return []
+    with path.open(newline="") as file:
         return sorted(csv.DictReader(file), key=lambda row: row["date"])
 
 
@@ -120,13 +141,55 @@ def switched(found: Mapping[tuple[str, str, str], Row]) -> Iterator[Sequence[str
             yield (f"`{switches}`", f"{model} {test}", value, ratio)
 
 
+def bytes_a_token(model: str) -> int:
+    """Bytes of the weights that a decode step reads: all, but of a table that is no head a row."""
+    listed = {t: dtype.nbytes(prod(dims)) for t, dtype, dims in tensors(synthetic.MODELS[model])}
+    return sum(n for t, n in listed.items() if t != TABLE or HEAD not in listed)
+
+
 def others(found: Mapping[tuple[str, str, str], Row]) -> Iterator[Sequence[str]]:
-    """A line a model that has no rival's figures."""
-    tests = ("pp512", "pp2048", "tg128", "tg64 x16")
+    """A line a model that has no rival's figures; decoding with its share of the floor by bytes."""
     for model in WORKS:
-        rows = [found.get((model, test, "")) for test in tests]
-        if model not in RIVALLED and any(rows):
-            yield (model, *(number(row["tokens_per_second"]) if row else "" for row in rows))
+        rows = {test: found.get((model, test, "")) for test in OTHER_TESTS}
+        if model in RIVALLED or not any(rows.values()):
+            continue
+        speeds = {
+            test: number(row["tokens_per_second"]) if row else "" for test, row in rows.items()
+        }
+        decode = rows["tg128"]
+        of_floor = ""
+        if decode is not None:
+            share = float(decode["tokens_per_second"]) * bytes_a_token(model) / READ_BYTES
+            of_floor = percent(str(share))
+        yield (model, *(speeds[test] for test in OTHER_TESTS), of_floor)
+
+
+def memory(rows: Iterable[Row]) -> Iterator[Sequence[str]]:
+    """A line a model and context: the newest loading, and what the device then held."""
+    newest = {(r["model"], r["n_ctx"], r["test"]): r for r in rows if not r["switches"]}
+    for model, n_ctx, test in sorted(newest, key=lambda key: (key[0], int(key[1] or 0))):
+        loaded = newest.get((model, n_ctx, "load"))
+        if test != "memory" or loaded is None:
+            continue
+        row = newest[model, n_ctx, test]
+        held, cache, file = (int(row[f"{of}_bytes"]) for of in ("device", "kv", "file"))
+        allowed = (1 + SPARE_SHARE) * file + cache + SPARE_BYTES
+        seconds = f"{float(loaded['load_seconds']):.2f} s"
+        sizes = (f"{x / 1e6:,.0f}" for x in (file, cache, held, allowed))
+        yield (model, number(n_ctx), seconds, *sizes)
+
+
+def starts(rows: Iterable[Row]) -> Iterator[Sequence[str]]:
+    """A line a model for the newest first start, and one for the newest later one."""
+    newest = {(row["model"], row["start"]): row for row in rows}
+    for (model, start), row in sorted(newest.items()):
+        parts = ("start", "driver", "load", "tokens")
+        yield (
+            model,
+            start,
+            row["kernels_compiled"],
+            *(f"{float(row[f'{part}_seconds']):.2f}" for part in parts),
+        )
 
 
 def types(rows: Iterable[Row]) -> Iterator[Sequence[str]]:
@@ -179,6 +242,13 @@ def steps(rows: Sequence[Row]) -> Iterator[str]:
             )
 
 
+def started(rows: Sequence[Row]) -> Iterator[str]:
+    """The section on starts, if any was measured."""
+    if rows:
+        header = ("Model", "Start", "kernels compiled", "whole", "driver", "loading", "tokens")
+        yield from ("## Starting", "", STARTS, *table(header, starts(rows)))
+
+
 def page() -> str:
     """The whole page."""
     measured = rows_of("gpu")
@@ -202,7 +272,17 @@ def page() -> str:
         *table(("Switch", "Work", "t/s", "of all on"), switched(found)),
         "## Other models",
         "",
-        *table(("Model", "pp512, t/s", "pp2048", "tg128", "tg64 x16"), others(found)),
+        *table(
+            ("Model", "pp512, t/s", "pp2048", "tg64 x16", "tg128", "of the floor"), others(found)
+        ),
+        "## Loading and memory",
+        "",
+        MEMORY,
+        *table(
+            ("Model", "Context", "loaded in", "file", "KV cache", "on the device", "bound"),
+            memory(measured),
+        ),
+        *started(rows_of("gpu_start")),
         "## Every weight type",
         "",
         TYPES,

@@ -15,7 +15,7 @@ from typing import Any
 
 import minfer.llm
 from minfer.engine import Choice
-from minfer.llm import Piece, Usage
+from minfer.llm import Notice, Piece, Usage
 
 USAGE = Usage(
     prompt_tokens=14,
@@ -43,7 +43,7 @@ class FakeLLM:
         )
     )
     template: Any = field(default_factory=lambda: types.SimpleNamespace(is_default=False))
-    notices: list[str] = field(default_factory=list)
+    notices: list[Notice] = field(default_factory=list)
     error: Exception | None = None
     sessions: dict[Path, list[dict[str, Any]]] = field(default_factory=dict)
 

@@ -39,7 +39,7 @@ def test_batches(name: str, dtype: object, batch: str) -> None:
 
 
 @pytest.mark.parametrize("name", BACKENDS)
-@pytest.mark.parametrize("ratio", [1, 2, 3, 4, 5, 6, 7, 8, 12, 16])
+@pytest.mark.parametrize("ratio", [1, 2, 3, 4, 5, 6, 7, 8, 12, 16, 32])
 def test_heads_of_a_group(name: str, ratio: int) -> None:
     heads = Heads(n_heads=2 * ratio, n_kv_heads=2)
     close(heads, (*decode(70, 3), *prefill((30, 40))), name)

@@ -62,7 +62,7 @@ def test_a_file_named_like_a_verb_is_a_model(
         (["run", "m", "p", "--logit-bias", "five"], "value 'five' is not ID:BIAS"),
         (["run", "m", "p", "--stop", ""], "--stop: stop strings must not be empty"),
         (["run", "m", "p", "--cache-type", "q4_0"], "f16"),
-        (["run", "m", "p", "--device", "gpu"], "cuda"),
+        (["run", "m", "p", "--device", "gpu"], "'--device': 'gpu' is not one of 'auto'"),
         (["run", "m", ""], "the prompt is empty"),
         (["run", "m", "p", "--system", "s", "--no-template"], "needs the template"),
         (["run", "m", "p", "--dump-graph", "g.png"], "'g.png' ends in none of .txt, .dot, .json"),

@@ -10,6 +10,7 @@ from fake_llm import FakeLLM, replaced
 
 from minfer.cli.app import call
 from minfer.engine import SamplingParams
+from minfer.llm import Notice
 
 CHAT = {"chat": True, "reuse_decoded": False}
 
@@ -38,6 +39,14 @@ def test_the_answer_is_on_stdout_and_the_figures_on_stderr(
     assert llm.asked == [("Capital of France?", SamplingParams(), CHAT)]
     assert llm.model == "fake"
     assert llm.closed
+
+
+def test_what_makes_answers_slower_is_told_before_them(
+    llm: FakeLLM, capsys: pytest.CaptureFixture[str]
+) -> None:
+    llm.notices = [Notice("no GPU here", usual=True), Notice("2 of 28 blocks fit")]
+    assert call(["run", "fake", "p"]) == 0
+    assert capsys.readouterr().err.startswith("note: 2 of 28 blocks fit\nprompt ")
 
 
 def test_an_answer_that_ends_its_line_gets_no_second(

@@ -201,7 +201,12 @@ def test_single_rows(gpu: Any, head_dim: int, kv: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("kv", "head_dim"), [("f16", 64), ("q8_0", 64), ("f32", 64), ("f16", 128), ("f16", 80)]
+    ("kv", "head_dim"),
+    [
+        *((kv, 64) for kv in TYPES),
+        *(("f16", head_dim) for head_dim in (80, 96, 128, 256)),
+        *(("q8_0", head_dim) for head_dim in (80, 128)),
+    ],
 )
 def test_every_number_of_keys(gpu: Any, kv: str, head_dim: int) -> None:
     """A row for each of 1 to 4200 keys of one sequence: all ends of strands, pages and parts."""

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
-import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from concurrent.futures import Executor, ProcessPoolExecutor
 from itertools import repeat
 from pathlib import Path
@@ -13,6 +12,7 @@ from pathlib import Path
 import pytest
 from cuda_sweep import ASYNC, BULK, MMA, WGMMA, examine
 
+from minfer import dtypes
 from minfer.backends.cuda import compile as cuda_compile
 from minfer.backends.cuda import nvrtc
 from minfer.backends.cuda.compile import (
@@ -24,6 +24,7 @@ from minfer.backends.cuda.compile import (
     parse_resources,
 )
 from minfer.backends.cuda.device import Facts
+from minfer.backends.cuda.kv import KIND
 from minfer.backends.cuda.launch import Kernel
 from minfer.backends.cuda.ops import OPS
 from minfer.errors import BackendError
@@ -46,10 +47,23 @@ CONTAINS = (
 """Kernel, architectures, and the instructions without which it would be slow there."""
 
 
-SPILLS = re.compile(
-    r"attention_decode\.cu .*HD=(112|256) KV=[12].* spills: ([48]|[12][0-9]|32) bytes"
-)
-"""What is let through: some counters of heads of 256, and of 112 after Hopper."""
+F16, Q8_0 = KIND[dtypes.F16], KIND[dtypes.Q8_0]
+SPILLS: Mapping[tuple[int, int], Mapping[str, int]] = {
+    (256, Q8_0): {"80": 8, "86": 16, "89": 16, "90a": 32},
+    (256, F16): {"100a": 12, "120a": 32},
+    (112, F16): {"100a": 8, "120a": 20},
+    (112, Q8_0): {"100a": 8, "120a": 4},
+}
+"""What is let through of `attention_decode`: by head size and cache, bytes on an architecture.
+Counters that are read outside of the loop over keys."""
+
+
+def spilled(unit: Unit, arch: str) -> int:
+    """Bytes that a unit's kernels may spill."""
+    if unit.file != "ops/attention_decode.cu":
+        return 0
+    macros = dict(unit.defines)
+    return SPILLS.get((int(macros["HD"]), int(macros["KV"])), {}).get(arch, 0)
 
 
 def facts(arch: str) -> Facts:
@@ -99,8 +113,8 @@ def test_every_kernel_fits(workers: Executor, module: object, arch: str) -> None
         assert names <= set(found), f"{unit} lacks {names - set(found)}"
         for name in names:
             rows = (wanted for kernel, on, wanted in CONTAINS if kernel == name and arch in on)
-            wrong += [f"{unit} {name} {fault}" for fault in found[name].faults(set().union(*rows))]
-    wrong = [line for line in wrong if not SPILLS.search(line)]
+            faults = found[name].faults(set().union(*rows), spilled(unit, arch))
+            wrong += [f"{unit} {name} {fault}" for fault in faults]
     assert not wrong, f"on sm_{arch}:\n" + "\n".join(wrong)
 
 
@@ -144,7 +158,7 @@ def test_many_kernels_compile_in_processes(tmp_path: Path, compiler: None) -> No
     lines: list[str] = []
     cache.build(wanted, lines.append)
     assert all(cache.path(unit).exists() for unit in wanted)
-    assert len(lines) == 4
+    assert 1 <= len(lines) <= 4  # a second lies between two of them, but for the last
     assert "4/4" in lines[-1]
     assert sorted(p.suffix for p in tmp_path.iterdir()) == [".cubin"] * 4
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from minfer.backends import create_backend, cuda
-from minfer.backends.cuda import driver, nvrtc
+from minfer.backends.cuda import device, driver, nvrtc
 from minfer.backends.cuda.device import Faults, arch_name
 from minfer.errors import BackendError
 from minfer.settings import Settings
@@ -44,15 +44,22 @@ def test_doctor_has_a_line_for_each_part() -> None:
     found = cuda.doctor(Settings())
     assert found["NVRTC"].startswith("missing:")
     assert found["driver"].startswith("missing:")
-    assert "pip install" in found["GPU"]
+    assert "pip install" in found["driver"]
+    assert found["GPU"] == "missing: as the driver is"  # the same words twice help nobody
 
 
-def fake_driver(monkeypatch: pytest.MonkeyPatch, status: str, count: int = 1) -> None:
+def fake_driver(
+    monkeypatch: pytest.MonkeyPatch, status: str, count: int = 1, cuda: int = 13000
+) -> None:
     class Status(int):
         name = status
 
     code = Status(0 if status == "CUDA_SUCCESS" else 100)
-    bindings = SimpleNamespace(cuInit=lambda flags: (code,), cuDeviceGetCount=lambda: (code, count))
+    bindings = SimpleNamespace(
+        cuInit=lambda flags: (code,),
+        cuDeviceGetCount=lambda: (code, count),
+        cuDriverGetVersion=lambda: (Status(0), cuda),
+    )
     monkeypatch.setattr(driver, "bindings", lambda: bindings)
 
 
@@ -65,6 +72,68 @@ def test_a_driver_without_gpus_is_told_from_one_that_fails(monkeypatch: pytest.M
     fake_driver(monkeypatch, "CUDA_ERROR_SYSTEM_DRIVER_MISMATCH")
     with pytest.raises(BackendError, match="SYSTEM_DRIVER_MISMATCH"):
         driver.initialise()
+
+
+def test_a_machine_without_a_driver_is_told_so_in_plain_words(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def not_found(flags: int) -> None:
+        raise RuntimeError('"cuda" is an NVIDIA driver library\nand much more')
+
+    monkeypatch.setattr(driver, "bindings", lambda: SimpleNamespace(cuInit=not_found))
+    with pytest.raises(BackendError) as caught:
+        driver.initialise()
+    assert "no NVIDIA driver was found" in caught.value.what
+    assert "much more" not in str(caught.value)  # but in a traceback, for who wants to know
+    assert isinstance(caught.value.__cause__, RuntimeError)
+
+
+@pytest.mark.parametrize(
+    ("cuda", "compiler", "loads"),
+    [
+        (13000, (13, 0), True),
+        (13000, (13, 5), True),
+        (13010, (12, 9), True),
+        (12040, (13, 0), False),
+    ],
+)
+def test_a_driver_too_old_for_the_compiler_is_told_before_anything_is_compiled(
+    monkeypatch: pytest.MonkeyPatch, cuda: int, compiler: tuple[int, int], loads: bool
+) -> None:
+    fake_driver(monkeypatch, "CUDA_SUCCESS", cuda=cuda)
+    if loads:
+        driver.check_compiler(compiler)
+        return
+    with pytest.raises(BackendError, match=r"CUDA 12\.4 .*NVRTC 13\.0.*Update the NVIDIA driver"):
+        driver.check_compiler(compiler)
+
+
+@pytest.mark.cuda
+def test_doctor_says_what_the_gpu_is() -> None:
+    found = cuda.doctor(Settings())
+    if found["GPU"].startswith("missing:"):
+        pytest.skip(found["driver"])
+    assert not [name for name, line in found.items() if line.startswith("missing:")]
+    assert "sm_" in found["GPU"] and "MiB free" in found["GPU"]
+    assert "for CUDA" in found["driver"]
+
+
+class Hung:
+    """A driver whose device never gets done."""
+
+    class NotReady(int):
+        name = "CUDA_ERROR_NOT_READY"
+
+    def cuStreamQuery(self, stream: int) -> tuple[int]:
+        return (self.NotReady(600),)
+
+
+def test_a_device_that_never_answers_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(device, "PATIENCE_S", 0.05)
+    hung = device.Device.__new__(device.Device)
+    vars(hung).update(_cuda=Hung(), _handle=0, faults=Faults())
+    with pytest.raises(BackendError, match="did not answer within 0 s"):
+        hung._wait("waiting for the device", None)
 
 
 @pytest.mark.parametrize("name", driver.STICKY)

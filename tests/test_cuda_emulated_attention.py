@@ -71,7 +71,7 @@ def test_batches(card: Facts, dtype: DType, batch: str) -> None:
 
 
 @cards
-@pytest.mark.parametrize("ratio", [1, 12])
+@pytest.mark.parametrize("ratio", [1, 12, 32])
 def test_heads_of_a_group(card: Facts, ratio: int) -> None:
     close(card, Heads(2 * ratio, 2), (*decode(70, 3), *prefill((30, 40))))
 

@@ -157,6 +157,20 @@ def test_prompts_of_one_size_are_replayed(make_gpu: Any) -> None:
 PROMPT = list(range(20, 40))
 
 
+def test_a_long_generation_is_captured_once_and_replayed_to_its_end(make_gpu: Any) -> None:
+    """Growing context, page after page: nothing that changes makes a graph unusable."""
+    backend = make_gpu()
+    engine = engine_on(backend, n_ctx=2048)
+    n = 2000
+    params = SamplingParams(temperature=0.0, max_tokens=n, ignore_eos=True)
+    assert len(generate(engine, PROMPT, params)) == n
+    counters = backend.counters
+    engine.close()
+    assert counters.captures <= 2  # one for each of the two places of a step's inputs
+    assert counters.replays >= n - 8
+    assert backend.graphs
+
+
 def right_answer(make_gpu: Any) -> list[int]:
     engine = engine_on(make_gpu(no_cuda_graph=True))
     found = generate(engine, PROMPT, SamplingParams(temperature=0.0, max_tokens=20))

@@ -218,7 +218,7 @@ def test_auto_leaves_to_the_cpu_what_does_not_fit(
         engine.close()
     assert "cuda" in placed
     assert len(placed) == 2
-    assert f"{n_blocks} of {len(config.layers)} blocks fit" in notices[0]
+    assert f"{n_blocks} of {len(config.layers)} blocks fit" in notices[0].text
     certain = int((right["greedy_margin"] >= 0.05).cumprod().sum())
     (on_cpu, _), (on_both, _) = answers
     assert on_both[:certain] == on_cpu[:certain] == right["greedy"][:certain].tolist()

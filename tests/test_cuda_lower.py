@@ -18,7 +18,7 @@ from minfer.backends import Split
 from minfer.backends.cuda.device import Facts
 from minfer.backends.cuda.kv import ELEMENT_BYTES, KVState, scale_group
 from minfer.backends.cuda.launch import Launch
-from minfer.backends.cuda.ops import OPS, attention_decode, attention_prefill
+from minfer.backends.cuda.ops import OPS, attention, attention_decode, attention_prefill
 from minfer.backends.cuda.ops.qkv import melting_projections
 from minfer.backends.cuda.ops.rope import frequencies
 from minfer.dtypes import F16, F32, Q8_0
@@ -54,7 +54,7 @@ def test_every_case_of_the_op_table_lowers(case: Case, facts: Facts) -> None:
 
 @pytest.mark.parametrize("facts", CARDS, ids=lambda f: f.name)
 @pytest.mark.parametrize("kv", ["f32", "f16", "q8_0"])
-@pytest.mark.parametrize("head_dim", [16, 32, 64, 80, 96, 112, 128, 192, 256])
+@pytest.mark.parametrize("head_dim", range(16, attention.MAX_HEAD_DIM + 1, 16))
 def test_a_layer_fits_every_card(head_dim: int, kv: str, facts: Facts) -> None:
     launches = lower(layer(head_dim, kv, 40, 8), facts)
     assert all(launch.overlap for launch in launches)

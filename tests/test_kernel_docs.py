@@ -35,3 +35,9 @@ def test_sources_named_exist(page: Path) -> None:
 def test_every_kernel_has_a_page(path: Path) -> None:
     pages = "".join(page.read_text() for page in PAGES)
     assert re.search(rf"`(ops/)?{path.name}\b", pages), f"no page of docs/kernels names {path.name}"
+
+
+@pytest.mark.parametrize("path", sorted(CUDA.glob("[!_]*.py")), ids=lambda p: p.name)
+def test_every_file_of_the_host_side_has_its_job_told(path: Path) -> None:
+    table = (ROOT / "docs" / "cuda.md").read_text().split("## Who does what")[1].split("\n## ")[0]
+    assert f"`{path.name}`" in table or f"/{path.name}`" in table

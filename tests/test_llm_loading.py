@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 from backends_fake import PartialReference
 from tiny_models import tiny
@@ -11,7 +9,7 @@ from tiny_models import tiny
 from minfer.backends import Backend, Budget
 from minfer.dtypes import F16, Q8_0
 from minfer.engine import EngineConfig
-from minfer.errors import BackendError, RequestError, UnsupportedError
+from minfer.errors import BackendError, RequestError
 from minfer.llm import loading
 from minfer.models import kv_bytes_a_cell, model_config
 from minfer.scheduler import Device
@@ -68,19 +66,6 @@ def test_sizes_out_of_range(asked: dict[str, int]) -> None:
     assert caught.value.where in asked
 
 
-def test_heads_that_fit_no_block() -> None:
-    odd = replace(CONFIG, head_dim=40)
-    with pytest.raises(UnsupportedError, match="40 features do not fit blocks of 32"):
-        loading.engine_config(
-            odd,
-            Device(Sized("b")),
-            Settings(cache_type="q8_0"),
-            n_ctx=None,
-            n_cells=None,
-            max_sequences=1,
-        )
-
-
 @pytest.fixture
 def made(monkeypatch: pytest.MonkeyPatch) -> dict[str, Sized]:
     """The backends that were made; `cuda` fails while it is in `missing`."""
@@ -121,9 +106,21 @@ def test_which_devices(
         assert backend.closed == (name not in names)  # what is not used is not kept
 
 
-def test_a_device_that_was_asked_for_must_be_there(made: dict[str, Sized]) -> None:
+@pytest.mark.parametrize(
+    "asked", [{"device": "cuda"}, {"gpu_layers": "1"}, {"gpu_layers": "all"}], ids=str
+)
+def test_a_device_that_was_asked_for_must_be_there(
+    made: dict[str, Sized], asked: dict[str, str]
+) -> None:
+    """By its name, or by layers that are to go there: no run is silently a slower one."""
     with pytest.raises(BackendError, match="no GPU"):
-        loading.open_devices(CONFIG, Settings(device="cuda", gpu_mem=1))
+        loading.open_devices(CONFIG, Settings(gpu_mem=1, **asked))  # type: ignore[arg-type]
+
+
+def test_that_there_is_no_gpu_is_usual(made: dict[str, Sized]) -> None:
+    _, (notice,) = loading.open_devices(CONFIG, Settings(gpu_mem=1))
+    assert notice.usual
+    assert "no GPU" in str(notice)
 
 
 @pytest.mark.parametrize(

@@ -6,11 +6,12 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 import pytest
-from backends_fake import PartialReference
+from backends_fake import PartialReference, Supports
 from tiny_models import expected, tiny
 
 from minfer.backends import Backend, Budget, Split, Weight
-from minfer.errors import OutOfMemoryError, RequestError
+from minfer.errors import OutOfMemoryError, RequestError, UnsupportedError
+from minfer.graph import Node
 from minfer.llm import file_weights, loading, placing
 from minfer.models import model_config
 from minfer.scheduler import Device
@@ -25,8 +26,8 @@ N_LAYERS = len(CONFIG.layers)
 class Small(PartialReference):
     """A backend of so much memory, which counts weights as the file has them, and KV states."""
 
-    def __init__(self, name: str, nbytes: int) -> None:
-        super().__init__(name)
+    def __init__(self, name: str, nbytes: int, supports: Supports = lambda node: None) -> None:
+        super().__init__(name, supports)
         self.nbytes = nbytes
         self.closed = False
 
@@ -104,7 +105,7 @@ def place(nbytes: int, **settings: str) -> tuple[list[tuple[str, int | None]], l
     chosen = Settings(gpu_mem=nbytes, **settings)  # type: ignore[arg-type]
     devices, _ = loading.open_devices(CONFIG, chosen)
     notices = loading.place_blocks(devices, CONFIG, WEIGHTS, sizes(), chosen)
-    return [(d.backend.name, d.n_layers) for d in devices], notices
+    return [(d.backend.name, d.n_layers) for d in devices], [str(notice) for notice in notices]
 
 
 def test_auto_takes_what_fits_and_not_a_block_more(made: dict[str, Small]) -> None:
@@ -135,6 +136,42 @@ def test_too_little_for_one_block(made: dict[str, Small]) -> None:
     assert not made["cpu"].closed
     with pytest.raises(OutOfMemoryError, match="not one of"):
         place(1000, device="cuda")
+
+
+@pytest.fixture
+def no_attention(made: dict[str, Small], monkeypatch: pytest.MonkeyPatch) -> dict[str, Small]:
+    """A GPU without a kernel for the attention of the third block."""
+
+    def supports(node: Node) -> str | None:
+        return "heads of 512 features" if node.name == "blk.2.attention" else None
+
+    def create(name: str, settings: Settings) -> Backend:
+        made[name] = Small(name, 1 << 40, supports if name == "cuda" else lambda node: None)
+        return made[name]
+
+    monkeypatch.setattr(loading, "create_backend", create)
+    return made
+
+
+def test_a_model_that_the_gpu_cannot_run_is_the_cpus_and_a_notice_says_why(
+    no_attention: dict[str, Small],
+) -> None:
+    found, (notice,) = place(1 << 40)
+    assert found == [("cpu", None)]
+    assert notice == (
+        "the GPU cannot run blk.2.attention: heads of 512 features; the CPU runs everything"
+    )
+    assert no_attention["cuda"].closed
+    assert not no_attention["cpu"].closed
+
+
+@pytest.mark.parametrize("asked", [{"device": "cuda"}, {"gpu_layers": "all"}, {"gpu_layers": "3"}])
+def test_a_gpu_that_was_asked_for_must_run_what_it_is_given(
+    no_attention: dict[str, Small], asked: dict[str, str]
+) -> None:
+    with pytest.raises(UnsupportedError, match=r"blk\.2\.attention: heads of 512.*--device cpu"):
+        place(1 << 40, **asked)
+    assert place(1 << 40, gpu_layers="2") == ([("cuda", 2), ("cpu", None)], [])
 
 
 @pytest.mark.parametrize("asked", ["all", "2"])

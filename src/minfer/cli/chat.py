@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from minfer.cli.generation import Message, Outcome, generate
-from minfer.cli.loading import note_context, open_model
+from minfer.cli.loading import note, open_model
 from minfer.cli.options import Loading, ModelName, Sampling, Tracing
 from minfer.cli.prompt import Prompt
 from minfer.cli.terminal import Output
@@ -49,7 +49,7 @@ def chat(
     if session is not None and not session.absolute().parent.is_dir():
         raise typer.BadParameter(f"there is no folder {session.parent}", param_hint="--session")
     with open_model(model, loading, tracing) as llm:
-        note_context(llm)
+        note(llm)
         messages = llm.load_session(session) if session is not None and session.exists() else []
         conversation = Conversation(llm, params, messages)
         if system is not None:

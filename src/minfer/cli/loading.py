@@ -52,14 +52,11 @@ def open_model(
     return llm
 
 
-def note_context(llm: LLM) -> None:
-    """Say on stderr that answers may degrade, where the context is longer than the model's own."""
-    if llm.n_ctx > llm.info.n_ctx_train:
-        print(
-            f"note: a context of {llm.n_ctx} tokens is more than the {llm.info.n_ctx_train} "
-            "the model was trained for",
-            file=sys.stderr,
-        )
+def note(llm: LLM) -> None:
+    """Say on stderr what may make answers slower or worse than expected."""
+    for notice in llm.notices:
+        if not notice.usual:
+            print(f"note: {notice}", file=sys.stderr)
 
 
 def _load(name: str, loading: Loading, settings: Settings, sizes: dict[str, Any]) -> LLM:

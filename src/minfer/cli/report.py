@@ -87,7 +87,8 @@ def _tell(error: Exception) -> int:
     if isinstance(error, _CLI_ERROR):
         context = getattr(error, "ctx", None)
         verb = f" See {context.command_path} --help" if context is not None else ""
-        message = " ".join(error.format_message().split())
+        # new versions of typer hand on the prefix of the library that checks values for them
+        message = " ".join(error.format_message().split()).replace(": Value error, ", ": ")
         print(f"error: {message.rstrip('.')}.{verb}", file=sys.stderr)
         return MISUSED if isinstance(error, _USAGE_ERROR) else FAILED
     if isinstance(error, MinferError):

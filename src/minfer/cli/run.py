@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from minfer.cli.generation import Message, Outcome, generate
-from minfer.cli.loading import note_context, open_model
+from minfer.cli.loading import note, open_model
 from minfer.cli.options import Loading, ModelName, Sampling, Tracing
 from minfer.cli.report import INTERRUPTED
 from minfer.cli.terminal import Output
@@ -59,7 +59,7 @@ def run(
     if system is not None:
         messages = [{"role": "system", "content": system}, {"role": "user", "content": text}]
     with open_model(model, loading, tracing) as llm:
-        note_context(llm)
+        note(llm)
         output = None if as_json else Output()
         # A model without a template of its own is no chat model: it goes on with the text.
         chat = not (no_template or llm.template.is_default)

@@ -3,7 +3,7 @@
 from minfer.llm.llm import LLM, Message, Progress, Prompt
 from minfer.llm.loading import file_weights, make_engine
 from minfer.llm.pieces import PieceMaker
-from minfer.llm.results import Completion, ModelInfo, Piece, Usage
+from minfer.llm.results import Completion, ModelInfo, Notice, Piece, Usage
 from minfer.llm.stream import PieceStream
 
 __all__ = [
@@ -11,6 +11,7 @@ __all__ = [
     "Completion",
     "Message",
     "ModelInfo",
+    "Notice",
     "Piece",
     "PieceMaker",
     "PieceStream",

@@ -12,8 +12,8 @@ from minfer.engine import Engine, EngineConfig
 from minfer.errors import BackendError, OutOfMemoryError, RequestError, UnsupportedError
 from minfer.gguf import GGUFFile
 from minfer.graph import PAGE, WeightSpec
-from minfer.llm.placing import fits, gpu_layers, has_plenty, n_fitting
-from minfer.llm.results import ModelInfo
+from minfer.llm.placing import fits, gpu_layers, has_plenty, n_fitting, refusal
+from minfer.llm.results import ModelInfo, Notice
 from minfer.models import DecoderConfig, kv_bytes_a_cell, model_config
 from minfer.scheduler import Device
 from minfer.settings import Settings
@@ -30,13 +30,18 @@ def file_weights(file: GGUFFile) -> dict[str, Weight]:
     }
 
 
-def open_devices(config: DecoderConfig, settings: Settings) -> tuple[list[Device], list[str]]:
+def wants_gpu(settings: Settings) -> bool:
+    """Whether a GPU was asked for; else it is used where there is one that can be."""
+    return settings.device == "cuda" or settings.gpu_layers != "auto"
+
+
+def open_devices(config: DecoderConfig, settings: Settings) -> tuple[list[Device], list[Notice]]:
     """The backends to use, best first, and notices about those that could not be had.
 
     A GPU that is to take what fits takes everything here; `place_blocks` says what that is.
 
     Raises:
-        BackendError: if the device asked for cannot be had.
+        BackendError: if the device asked for, or one for the layers asked for, cannot be had.
         RequestError: for a number of GPU layers that is none.
     """
     if settings.device in ("cpu", "reference"):
@@ -47,9 +52,9 @@ def open_devices(config: DecoderConfig, settings: Settings) -> tuple[list[Device
     try:
         gpu = create_backend("cuda", settings)
     except BackendError as error:
-        if settings.device == "cuda":
+        if wants_gpu(settings):
             raise
-        return [Device(create_backend("cpu", settings))], [str(error)]
+        return [Device(create_backend("cpu", settings))], [Notice(str(error), usual=True)]
     if n_layers is None:
         return [Device(gpu)], []
     try:
@@ -66,13 +71,24 @@ def place_blocks(
     weights: Mapping[str, Weight],
     sizes: EngineConfig,
     settings: Settings,
-) -> list[str]:
-    """Leave to the CPU, in `devices`, the blocks that do not fit the GPU; notices about that.
+) -> list[Notice]:
+    """Leave to the CPU, in `devices`, what the GPU cannot run or hold; notices about that.
 
     Raises:
+        UnsupportedError: if the GPU was asked for and has no kernel for one of its nodes.
         OutOfMemoryError: if the GPU was asked for and not one block fits.
     """
     first = devices[0].backend
+    reason = refusal(devices[0], config, sizes) if first.name == "cuda" else None
+    if reason is not None:
+        if wants_gpu(settings):
+            raise UnsupportedError(
+                f"the GPU cannot run {reason}", where="device", remedy="Use --device cpu"
+            )
+        devices.append(Device(create_backend("cpu", settings)))
+        first.close()
+        del devices[0]
+        return [Notice(f"the GPU cannot run {reason}; the CPU runs everything")]
     if settings.gpu_layers != "auto" or len(devices) > 1 or has_plenty(first, weights):
         return []
     if fits(devices, config, weights, sizes, settings):
@@ -84,7 +100,8 @@ def place_blocks(
     room = f"{budget.nbytes >> 20} MiB ({budget.how})"
     if n:
         devices[0] = Device(first, n)
-        return [f"{n} of {n_layers} blocks fit the GPU's {room}; the CPU runs the others"]
+        text = f"{n} of {n_layers} blocks fit the GPU's {room}; the CPU runs the others"
+        return [Notice(text)]
     if settings.device == "cuda":
         raise OutOfMemoryError(
             f"not one of {n_layers} blocks fits the GPU's {room}",
@@ -93,7 +110,8 @@ def place_blocks(
         )
     first.close()
     del devices[0]
-    return [f"not one of {n_layers} blocks fits the GPU's {room}; the CPU runs everything"]
+    text = f"not one of {n_layers} blocks fits the GPU's {room}; the CPU runs everything"
+    return [Notice(text)]
 
 
 def engine_config(
@@ -118,13 +136,6 @@ def engine_config(
     if n_ctx is not None and n_ctx < 0:
         raise RequestError(f"value {n_ctx} is out of range; expected at least 0", where="n_ctx")
     cache_type = BY_NAME[settings.cache_type]
-    if cache_type.is_quantized and config.head_dim % cache_type.block_items:
-        raise UnsupportedError(
-            f"heads of {config.head_dim} features do not fit blocks of "
-            f"{cache_type.block_items} ({cache_type})",
-            where="cache_type",
-            remedy="Use --cache-type f16",
-        )
     context = min(DEFAULT_CTX, config.n_ctx_train) if n_ctx is None else n_ctx
     context = context or config.n_ctx_train
     if not n_cells:
@@ -175,7 +186,7 @@ def make_engine(
     max_sequences: int,
     prefill_rows: int | None = None,
     progress: Callable[[int, int], None] | None,
-) -> tuple[Engine, DecoderConfig, list[str]]:
+) -> tuple[Engine, DecoderConfig, list[Notice]]:
     """An engine over `file`, its configuration, and notices for the user.
 
     Backends made on the way are closed again if anything fails.
@@ -196,10 +207,11 @@ def make_engine(
             sizes = replace(sizes, prefill_rows=prefill_rows)
         notices += place_blocks(devices, config, weights, sizes, settings)
         if sizes.n_ctx > config.n_ctx_train:
-            notices.append(
+            text = (
                 f"a context of {sizes.n_ctx} tokens is more than the {config.n_ctx_train} "
                 "the model was trained for"
             )
+            notices.append(Notice(text))
         engine = Engine(config, weights, devices, sizes, settings, progress)
     except BaseException:
         for device in devices:

@@ -36,6 +36,20 @@ def gpu_layers(text: str, n_layers: int) -> int | None:
     return None if wanted > n_layers else wanted
 
 
+def refusal(device: Device, config: DecoderConfig, sizes: EngineConfig) -> str | None:
+    """The first node of those given to `device` that it cannot run, and why; None if it runs all.
+
+    One is enough to give it none: each step would cross between memories for that node.
+    """
+    graph = build_decoder(config, sizes.largest_steps[0])
+    for node in graph.nodes:
+        if node.op != "input" and device.may_take(node):
+            reason = device.backend.supports(node, graph)
+            if reason is not None:
+                return f"{node.name}: {reason}"
+    return None
+
+
 def fits(
     devices: Sequence[Device],
     config: DecoderConfig,

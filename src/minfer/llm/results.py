@@ -9,6 +9,22 @@ from minfer.engine import Choice, FinishReason
 
 
 @dataclass(frozen=True, slots=True)
+class Notice:
+    """What a user should know about the choice of devices and sizes.
+
+    Attributes:
+        text: a sentence or two, as an error is told.
+        usual: whether it is so on many machines, and need not be told unasked: there is no GPU.
+    """
+
+    text: str
+    usual: bool = False
+
+    def __str__(self) -> str:
+        return self.text
+
+
+@dataclass(frozen=True, slots=True)
 class Usage:
     """Tokens and seconds of one request.
 

@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
 from pathlib import Path
+from time import monotonic
 
 from minfer.backends.cuda import nvrtc
 from minfer.errors import BackendError
@@ -30,6 +31,8 @@ GENERIC_ARCH = "90 generic"
 """Hopper, used as cards before it are: what those lack is compiled out."""
 
 _INCLUDE = re.compile(r'^\s*#\s*include\s+(?:"(?P<own>[^"]+)"|<(?P<system>[^>]+)>)', re.M)
+TELL_S = 1.0
+"""From a line of progress to the next."""
 _IN_PROCESS = 2  # so few compiles are done before a worker process would have started
 
 
@@ -163,7 +166,7 @@ class CubinCache:
 
         Args:
             units: what is needed.
-            progress: called with a line for people whenever one more unit is done.
+            progress: called with a line for people, about once a second and at the end.
         """
         wanted = {self.path(unit): unit for unit in units}
         missing = [(path, unit) for path, unit in wanted.items() if not path.exists()]
@@ -223,7 +226,7 @@ def _build_in_processes(jobs: Sequence[Job], say: Callable[[str], None]) -> None
         )
         workers.append((worker, share))
     failures: list[str] = []
-    done = 0
+    done, told = 0, -TELL_S
     for worker, share in workers:
         assert worker.stdin is not None
         for job in share:
@@ -238,7 +241,9 @@ def _build_in_processes(jobs: Sequence[Job], say: Callable[[str], None]) -> None
             done += 1
             if error:
                 failures.append(error)
-            say(f"compiling CUDA kernels, once: {done}/{len(jobs)} ({name})")
+            if done == len(jobs) or monotonic() - told >= TELL_S:
+                told = monotonic()
+                say(f"compiling CUDA kernels, once: {done}/{len(jobs)} ({name})")
         worker.stdout.close()
         if worker.wait() or answers < len(share):
             failures.append(f"a compiler process ended with status {worker.returncode}")

@@ -27,6 +27,8 @@ from minfer.settings import Settings
 
 PATIENCE_S = 120.0
 """Longest wait for the device before it is called wedged."""
+SMALLER = "Use a smaller context, fewer GPU layers (--gpu-layers) or a smaller model"
+"""What helps where memory does not suffice."""
 OPT_IN_SHARED = 48 << 10
 """Dynamic shared memory above which a kernel has to ask once."""
 _SPIN_S = 0.002  # a decode step ends within this; sleeping would add its wake-up time
@@ -116,7 +118,7 @@ class Device:
         self._cuda = driver.bindings()
         self._core = driver.core()
         driver.initialise()
-        nvrtc.version()
+        driver.check_compiler(nvrtc.version())
         self._errors = driver.cuda_errors()
         self._thread = threading.local()
         self._say = say
@@ -325,12 +327,14 @@ class Device:
             raise OutOfMemoryError(
                 f"{what} needs {nbytes:,} bytes; {free:,} of the GPU's {total:,} may be taken",
                 where="cuda",
-                remedy="Use a smaller context, fewer GPU layers (--gpu-layers) or a smaller model",
+                remedy=SMALLER,
             )
         status, address = self._cuda.cuMemAlloc(max(nbytes, 1))
         if status.name == "CUDA_ERROR_OUT_OF_MEMORY":
             raise OutOfMemoryError(
-                f"{what} needs {nbytes:,} bytes; {free:,} are free, but in pieces", where="cuda"
+                f"{what} needs {nbytes:,} bytes; {free:,} are free, but in pieces",
+                where="cuda",
+                remedy=SMALLER,
             )
         driver.check((status,), f"allocating {nbytes} bytes")
         self._blocks[int(address)] = nbytes

@@ -115,12 +115,40 @@ def initialise() -> int:
         if int(status) == 0:
             status, count = driver.cuDeviceGetCount()
     except RuntimeError as error:  # the bindings' answer when libcuda cannot be found
-        reason = str(error).splitlines()[0]
         raise BackendError(
-            f"no NVIDIA driver was found ({reason})", where="cuda", remedy=DRIVER
-        ) from None
+            "no NVIDIA driver was found: its library libcuda cannot be loaded",
+            where="cuda",
+            remedy=DRIVER,
+        ) from error
     if status.name == "CUDA_ERROR_NO_DEVICE":
         raise BackendError("the driver sees no NVIDIA GPU", where="cuda", remedy=DRIVER)
     if int(status) != 0:
         raise BackendError(f"the driver cannot start: {status.name}", where="cuda", remedy=DRIVER)
     return int(count)
+
+
+def version() -> tuple[int, int]:
+    """The newest CUDA the driver knows, e.g. (13, 0)."""
+    number = int(check(bindings().cuDriverGetVersion(), "asking for the driver's version"))
+    return number // 1000, number % 1000 // 10
+
+
+def check_compiler(compiler: tuple[int, int]) -> None:
+    """Refuse kernels of a compiler that is newer than the driver by a major version.
+
+    Within a major version a driver loads what any compiler made.
+
+    Args:
+        compiler: NVRTC's version.
+
+    Raises:
+        BackendError: with both versions; loading a kernel would fail later, and say less.
+    """
+    known = version()
+    if compiler[0] > known[0]:
+        raise BackendError(
+            f"the driver is for CUDA {known[0]}.{known[1]} and does not load kernels that NVRTC "
+            f"{compiler[0]}.{compiler[1]} compiles",
+            where="cuda",
+            remedy=f"Update the NVIDIA driver to one for CUDA {compiler[0]} or later",
+        )

@@ -19,7 +19,8 @@ def report(settings: Settings) -> dict[str, str]:
     found["NVRTC"] = _part(lambda: ".".join(map(str, nvrtc.version())))
     found["headers"] = "none are needed"
     found["driver"] = _part(_driver)
-    found["GPU"] = _part(lambda: _device(settings))
+    gpu = _part(lambda: _device(settings))
+    found["GPU"] = "missing: as the driver is" if gpu == found["driver"] else gpu
     folder = settings.cache / "cubin"
     found["compiled kernels"] = f"{len(list(folder.glob('*.cubin')))} in {folder}"
     return found
@@ -41,8 +42,8 @@ def _part(ask: Callable[[], str]) -> str:
 
 def _driver() -> str:
     count = driver.initialise()
-    number = int(driver.check(driver.bindings().cuDriverGetVersion(), "asking for the version"))
-    return f"for CUDA {number // 1000}.{number % 1000 // 10}, {count} GPU(s)"
+    major, minor = driver.version()
+    return f"for CUDA {major}.{minor}, {count} GPU{'s' * (count != 1)}"
 
 
 def _device(settings: Settings) -> str:

@@ -81,6 +81,9 @@ class ReferenceBackend:
         if state is not None and state.dtype not in KV_TYPES:
             supported = ", ".join(t.name for t in KV_TYPES)
             return f"{state.name} is {state.dtype}; supported: {supported}"
+        if state is not None and state.n_kv_heads * state.head_dim % state.dtype.block_items:
+            width, block = state.n_kv_heads * state.head_dim, state.dtype.block_items
+            return f"{width} values a cell are not blocks of {block} ({state.dtype})"
         for name in node.weights:
             if graph.weights[name].dtype not in WEIGHT_TYPES:
                 supported = ", ".join(t.name for t in WEIGHT_TYPES)
