@@ -346,7 +346,7 @@ struct Strip : StripWords {
             uint2 v = bytes<h, Q>();
             w[2] = permute(v.x, 0, 0x4341);
             w[3] = permute(v.y, 0, 0x4341);
-            w[0] = v.x - w[2] * 256;  // bytes 0 and 2: less work for the pipe of permutations
+            w[0] = v.x - w[2] * 256;  // bytes 0 and 2, by a product
             w[1] = v.y - w[3] * 256;
         } else {
             u32 word = fields<h, Q>();
