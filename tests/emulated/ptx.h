@@ -49,6 +49,9 @@ inline void prmt_b32(u32& d, u32 a, u32 b, u32 selector) {
         d |= byte << (8 * i);
     }
 }
+inline void dp2a_lo_u32_u32(u32& d, u32 a, u32 b, u32 c) {
+    d = (a & 0xffff) * (b & 255) + (a >> 16) * (b >> 8 & 255) + c;
+}
 inline void setp_ne_b32(bool& p, u32 a, u32 b) { p = a != b; }
 inline void selp_u32(u32& d, u32 a, u32 b, bool p) { d = p ? a : b; }
 

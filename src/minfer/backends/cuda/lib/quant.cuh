@@ -168,9 +168,14 @@ struct Tables {
                                          upper_entry<F>(i + 2), upper_entry<F>(i + 3));
 };
 
-// ~x in the lower 16 bits, as a product: the pipe of products has nothing to do while that of logic
-// and permutations, of half the rate, is what lookups wait for.
+// Lookups wait for the pipe of logic, shifts and permutations. That of products has nothing to do
+// meanwhile, so what can be a product is one: ~x in the lower 16 bits, and the upper 16 bits.
 DEVICE u32 complement16(u32 x) { return x * 0xffffu + 0xffffu; }
+DEVICE u32 upper16(u32 x) {
+    u32 r;
+    asm("dp2a.lo.u32.u32 %0, %1, %2, %3;" : "=r"(r) : "r"(x), "r"(0x0100u), "r"(0u));
+    return r;
+}
 
 // The levels of the packed codes in the lower four nibbles.
 template <class F>
@@ -190,7 +195,7 @@ DEVICE f16x2 low_twice(u32 x) { return permute(x, 0, 0x1010); }
 DEVICE f16x2 high_twice(u32 x) { return permute(x, 0, 0x3232); }
 // Bytes `first` and `second` of x as exact halves, less `less`.
 DEVICE f16x2 bytes_to_f16(u32 x, int first, int second, u32 less) {
-    return sub2(permute(x, 0x64646464u, 0x4040u | first | (second << 8)), less);
+    return sub2(permute(x, 0x64646464u, 0x4040u + first + second * 256), less);
 }
 
 // Where a weight's two bits, or its one, lie in a byte of the planes beside the main one. Of
@@ -280,8 +285,8 @@ struct Strip : StripWords {
             both = mul2(both, h ? high_twice(d[0]) : low_twice(d[0]));
             scale = H ? high_twice(both) : low_twice(both);
         } else if constexpr (F::SCALES == Scales::STEP) {
-            u32 mine = s ? steps[0] >> 16 : steps[0];
-            f16x2 both = mul2(bytes_to_f16(mine, 0, 1, 0x64806480u), d[0]);
+            f16x2 both = bytes_to_f16(steps[0], 2 * s, 2 * s + 1, 0x64806480u);
+            both = mul2(both, d[0]);
             scale = h ? high_twice(both) : low_twice(both);
         } else if constexpr (F::SCALES == Scales::STEP_MIN) {
             if constexpr (F::GROUP == 32) {
@@ -339,10 +344,10 @@ struct Strip : StripWords {
     DEVICE void codes(u32 (&w)[4]) const {
         if constexpr (P::CLASSES == 1) {
             uint2 v = bytes<h, Q>();
-            w[0] = permute(v.x, 0, 0x4240);
-            w[1] = permute(v.y, 0, 0x4240);
             w[2] = permute(v.x, 0, 0x4341);
             w[3] = permute(v.y, 0, 0x4341);
+            w[0] = v.x - w[2] * 256;  // bytes 0 and 2, by a product
+            w[1] = v.y - w[3] * 256;
         } else {
             u32 word = fields<h, Q>();
             pair<h, Q, 0>(word, w[0]);
@@ -357,7 +362,7 @@ struct Strip : StripWords {
     DEVICE uint2 bytes() const {
         if constexpr (F::TABLE) {
             u32 word = fields<h, Q>();
-            return make_uint2(levels<F>(word), levels<F>(word >> 16));
+            return make_uint2(levels<F>(word), levels<F>(upper16(word)));
         } else {
             return *((const uint2*)block + (((s * 2 + h) * 2 + Q / 2) * 32 + lane) * 2 + Q % 2);
         }
