@@ -79,8 +79,8 @@ DEVICE void write_vectors(const Output& y, const float (&d)[N], u8* buffers, int
     }
 }
 
-// Writes this rank's sums of a tile to its place in `partial`; the last rank to do so gets all added
-// and true. By both computing warpgroups; `last` is in shared memory.
+// Writes this rank's sums of a tile to its place in `partial`; the last rank to do so gets all
+// added and true. By both computing warpgroups; `last` is in shared memory.
 template <int N>
 DEVICE bool add_ranks(float (&d)[N], float4* partial, u32* counter, int rank, int& last) {
     constexpr int FOURS = N / 4, BEHIND = 8;  // loads on their way together
