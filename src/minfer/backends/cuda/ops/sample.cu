@@ -3,16 +3,17 @@
 //
 // Shapes:  logits f32 [rows][n_vocab]; sampling f32 [rows][5]: temperature, top_k (0 keeps all),
 //          top_p, min_p, a uniform in [0, 1), an input of the step, read ahead of `pdl_wait`;
-//          out i32 [rows]. Scratch: tops u64 [rows][BLOCKS], sums u64 [rows][KINDS][BINS].
-//          counters u32 [rows], zero before and after.
+//          out i32 [rows]. Scratch: tops u64 [rows][BLOCKS], sums u64 [rows][KINDS][BINS], nearest
+//          u16 [rows][CHUNKS][THREADS]. counters u32 [rows], zero before and after.
 // Who:     grid (BLOCKS, rows), two launches. `best`: each block finds the best of its share, the
 //          last of a row the row's; rows at temperature 0 are done. `draw`: each block adds up its
 //          share by bins of the distance to the best; the last of a row chooses. Tokens are ranked
 //          by one 64-bit key, logit then falling id, so what a filter keeps is everything from some
 //          key up. The sums say in which bin a weight is reached; that bin's tokens, and all above
-//          it if there is room, are gathered in shared memory and sorted.
-// Floor:   the logits once; greedy reads no more. A row that is drawn: three times, the third time
-//          by a single block.
+//          it if there is room, are gathered in shared memory and sorted. Of each strand the
+//          nearest bin is kept, so few are read for what is near the best.
+// Floor:   the logits once; greedy reads no more. A row that is drawn: twice, and by a single block
+//          a little of them, or all where likely tokens are many.
 // Numerics: weights are exp in f32 as 40-bit fixed point: sums do not depend on their order, so the
 //          same logits give the same token. A row without a finite maximum gives -1.
 // Versions: 1 (2026-11), bits of the key by one block, over the whole row: 393 us for a row of
@@ -22,6 +23,7 @@
 
 constexpr int THREADS = 1024, WARPS = THREADS / WARP, COLUMNS = 5;
 constexpr int BINS = 2 * THREADS, KEPT = 2 * THREADS;  // two a thread
+constexpr int LONG = 4, CHUNK = LONG * THREADS;        // a strand, and those of all threads
 enum Kind { COUNT, SHARE, DRAWN, KINDS };  // weights: 1, at temperature 1, at the row's
 
 // Ranks logits as floats do, NaN above all; equal logits by falling id. Never 0.
@@ -35,22 +37,19 @@ DEVICE float logit_of(u64 key) {
     return __uint_as_float(bits & 0x80000000u ? bits ^ 0x80000000u : ~bits);
 }
 
-// f(logit, id) for a block's share of a row, AT_ONCE loads in flight.
-template <int AT_ONCE, class F>
-DEVICE void each(const float* logits, int n_vocab, int block, int n_blocks, F f) {
-    constexpr int CHUNK = AT_ONCE * THREADS;
-    for (int first = block * CHUNK; first < n_vocab; first += n_blocks * CHUNK) {
-        float some[AT_ONCE];
+// f(logit, id) of a strand: N logits that a thread reads together, each THREADS behind another.
+template <int N, class F>
+DEVICE void strand(const float* logits, int n_vocab, int first, F f) {
+    float some[N];
 #pragma unroll
-        for (int j = 0; j < AT_ONCE; j++) {
-            int i = first + j * THREADS + threadIdx.x;
-            some[j] = i < n_vocab ? logits[i] : -INFINITY;
-        }
+    for (int j = 0; j < N; j++) {
+        int i = first + j * THREADS;
+        some[j] = i < n_vocab ? logits[i] : -INFINITY;
+    }
 #pragma unroll
-        for (int j = 0; j < AT_ONCE; j++) {
-            int i = first + j * THREADS + threadIdx.x;
-            if (i < n_vocab) f(some[j], i);
-        }
+    for (int j = 0; j < N; j++) {
+        int i = first + j * THREADS;
+        if (i < n_vocab) f(some[j], i);
     }
 }
 
@@ -70,8 +69,10 @@ KERNEL __launch_bounds__(THREADS) best(const float* logits, const float* samplin
     bool draws = sampling[row * COLUMNS] > 0.0f;
     pdl_wait();
     u64 top = 0;
-    each<4>(logits + (i64)row * n_vocab, n_vocab, blockIdx.x, n_blocks,
-            [&](float logit, int i) { top = max(top, key_of(logit, i)); });
+    logits += (i64)row * n_vocab;
+    for (int first = blockIdx.x * CHUNK; first < n_vocab; first += n_blocks * CHUNK)
+        strand<LONG>(logits, n_vocab, first + threadIdx.x,
+                     [&](float logit, int id) { top = max(top, key_of(logit, id)); });
     if (draws)
         for (int i = blockIdx.x * THREADS + threadIdx.x; i < KINDS * BINS; i += n_blocks * THREADS)
             sums[(i64)row * KINDS * BINS + i] = 0;
@@ -192,26 +193,49 @@ DEVICE void sort(Shared& shared) {
 struct Search {
     Shared& shared;
     const float* logits;
+    const u16* nearest;
     int n_vocab;
     Weights weights;
     int first = 0, last = -1;  // bins whose tokens are kept
 
     template <class F>
     DEVICE void all(F f) const {
-        each<8>(logits, n_vocab, 0, 1, f);
+        constexpr int N = 2 * LONG;
+        for (int first = 0; first < n_vocab; first += N * THREADS)
+            strand<N>(logits, n_vocab, first + threadIdx.x, f);
+    }
+    // Of strands alone that have a token in bin `end` or above.
+    template <class F>
+    DEVICE void near(int end, F f) const {
+        constexpr int AT_ONCE = 16;
+        for (int first = 0; first < n_vocab; first += AT_ONCE * CHUNK) {
+            u32 found = 0;
+#pragma unroll
+            for (int j = 0; j < AT_ONCE; j++) {
+                int chunk = first / CHUNK + j;
+                bool there = chunk * CHUNK < n_vocab;
+                int bin = there ? __ldcg(nearest + chunk * THREADS + threadIdx.x) : BINS;
+                found |= (u32)(bin <= end) << j;
+            }
+            for (; found; found &= found - 1)
+                strand<LONG>(logits, n_vocab, first + (__ffs(found) - 1) * CHUNK + threadIdx.x, f);
+        }
     }
     DEVICE u64 weight(Kind kind, u64 key) const { return weights.of(kind, logit_of(key)); }
     DEVICE u64 ahead(Kind kind, int bin) const { return bin ? shared.upto[kind][bin - 1] : 0; }
 
     template <class F>
-    DEVICE void gather(F wanted) {
+    DEVICE void gather(bool few, F wanted) {
         __syncthreads();
         if (threadIdx.x == 0) shared.n_kept = 0;
         __syncthreads();
-        all([&](float logit, int id) {
-            if (!wanted(logit, id)) return;
-            shared.kept[atomicAdd(&shared.n_kept, 1)] = key_of(logit, id);
-        });
+        auto take = [&](float logit, int id) {
+            if (wanted(logit, id)) shared.kept[atomicAdd(&shared.n_kept, 1)] = key_of(logit, id);
+        };
+        if (few)
+            near(last, take);
+        else
+            all(take);
         __syncthreads();
         sort(shared);
     }
@@ -221,9 +245,10 @@ struct Search {
         if (first <= wanted && wanted <= last) return true;
         u64 end = shared.upto[COUNT][wanted];
         if (end - ahead(COUNT, wanted) > KEPT) return false;
-        first = end <= KEPT ? 0 : wanted;
+        bool few = end <= KEPT;
+        first = few ? 0 : wanted;
         last = wanted;
-        gather([&](float logit, int) {
+        gather(few, [&](float logit, int) {
             int bin = weights.bin(logit);
             return first <= bin && bin <= last;
         });
@@ -265,7 +290,7 @@ struct Search {
             low = high - min(high - low, (1ull << shift) - 1);
         }
         last = -1;
-        gather([&](float logit, int id) {
+        gather(false, [&](float logit, int id) {
             u64 key = key_of(logit, id);
             return low <= key && key <= high;
         });
@@ -313,8 +338,10 @@ struct Search {
     }
 };
 
-KERNEL __launch_bounds__(THREADS) draw(const float* logits, const float* sampling, i32* out,
-                                       const u64* tops, u64* sums, u32* counters, int n_vocab) {
+// One block a multiprocessor: told so, no compiler saves registers for a second.
+KERNEL __launch_bounds__(THREADS, 1)
+    draw(const float* logits, const float* sampling, i32* out, const u64* tops, u64* sums,
+         u16* nearest, u32* counters, int n_vocab) {
     extern __shared__ __align__(16) u8 memory[];
     Shared& shared = *(Shared*)memory;
     pdl_launch();
@@ -332,12 +359,18 @@ KERNEL __launch_bounds__(THREADS) draw(const float* logits, const float* samplin
 
     Weights weights = {highest, 1.0f / temperature, BINS / 32.0f / max(temperature, 1.0f)};
     __syncthreads();
-    each<4>(mine, n_vocab, blockIdx.x, gridDim.x, [&](float logit, int) {
-        int bin = weights.bin(logit);
-        if (bin == BINS - 1) return;
-        for (int kind = 0; kind < KINDS; kind++)
-            shared.tally.add(kind * BINS + bin, weights.of((Kind)kind, logit));
-    });
+    nearest += (i64)row * ((n_vocab + CHUNK - 1) / CHUNK) * THREADS;
+    for (int first = blockIdx.x * CHUNK; first < n_vocab; first += gridDim.x * CHUNK) {
+        int least = BINS - 1;
+        strand<LONG>(mine, n_vocab, first + threadIdx.x, [&](float logit, int) {
+            int bin = weights.bin(logit);
+            least = min(least, bin);
+            if (bin == BINS - 1) return;
+            for (int kind = 0; kind < KINDS; kind++)
+                shared.tally.add(kind * BINS + bin, weights.of((Kind)kind, logit));
+        });
+        nearest[first / LONG + threadIdx.x] = least;
+    }
     __syncthreads();
     sums += (i64)row * KINDS * BINS;
     for (int i = threadIdx.x; i < KINDS * BINS; i += THREADS) {
@@ -357,7 +390,7 @@ KERNEL __launch_bounds__(THREADS) draw(const float* logits, const float* samplin
         shared.upto[kind][t + 1] = upto;
     }
     __syncthreads();
-    Search search = {shared, mine, n_vocab, weights};
+    Search search = {shared, mine, nearest, n_vocab, weights};
     u64 lowest = 0;  // of the keys that are left
 #pragma unroll 1
     for (int k = COUNT; k < KINDS; k++) {  // top-k, top-p, then min-p and the draw
