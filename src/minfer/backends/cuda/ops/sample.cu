@@ -5,13 +5,14 @@
 //          top_p, min_p, a uniform in [0, 1), an input of the step, read ahead of `pdl_wait`;
 //          out i32 [rows]. Scratch: tops u64 [rows][BLOCKS], sums u64 [rows][KINDS][BINS], nearest
 //          u16 [rows][CHUNKS][THREADS]. counters u32 [rows], zero before and after.
-// Who:     grid (BLOCKS, rows), two launches. `best`: each block finds the best of its share, the
-//          last of a row the row's; rows at temperature 0 are done. `draw`: each block adds up its
-//          share by bins of the distance to the best; the last of a row chooses. Tokens are ranked
-//          by one 64-bit key, logit then falling id, so what a filter keeps is everything from some
-//          key up. The sums say in which bin a weight is reached; that bin's tokens, and all above
-//          it if there is room, are gathered in shared memory and sorted. Of each strand the
-//          nearest bin is kept, so few are read for what is near the best.
+// Who:      grid (BLOCKS, rows), two launches. `sample_best`: each block finds the best of its
+//          share,  the last of a row the row's; rows at temperature 0 are done. `sample_draw`:
+//          each block  adds up its share by bins of the distance to the best; the last of a row
+//          chooses. Tokens  are ranked by one 64-bit key, logit then falling id, so what a filter
+//          keeps is everything  from some key up. The sums say in which bin a weight is reached;
+//          that bin's tokens, and  all above it if there is room, are gathered in shared memory
+//          and sorted. Of each strand  the nearest bin is noted, so few are read for what is near
+//          the best.
 // Floor:   the logits once; greedy reads no more. A row that is drawn: twice, and by a single block
 //          a little of them, or all where likely tokens are many.
 // Numerics: weights are exp in f32 as 40-bit fixed point: sums do not depend on their order, so the
@@ -61,8 +62,9 @@ DEVICE u64 warp_largest(u64 x) {
 
 // ---- the best -----------------------------------------------------------------------------------
 
-KERNEL __launch_bounds__(THREADS) best(const float* logits, const float* sampling, i32* out,
-                                       u64* tops, u64* sums, u32* counters, int n_vocab) {
+KERNEL __launch_bounds__(THREADS)
+    sample_best(const float* logits, const float* sampling, i32* out, u64* tops, u64* sums,
+                u32* counters, int n_vocab) {
     __shared__ u64 of_warps[WARPS];
     pdl_launch();
     int row = blockIdx.y, n_blocks = gridDim.x;
@@ -95,8 +97,8 @@ struct Weights {
     float top, rate;  // the best logit, 1 / temperature
     float bins;       // that a distance of 1 spans
 
-    // Rises as logits fall. What is in the last bin weighs nothing: 31.9 or more below the best, at
-    // either temperature.
+    // Rises as logits fall. What is in the last bin, 31.98 or more below the best, weighs nothing
+    // at either temperature.
     DEVICE int bin(float logit) const { return (int)fminf((top - logit) * bins, BINS - 1); }
 
     // exp((logit - top) * rate) as fixed point, at most 2^40.
@@ -126,11 +128,11 @@ struct Tally {
 
 struct Shared {
     union {
-        Tally<KINDS> tally;      // of a block's share
+        Tally<KINDS> tally;     // of a block's share
         u64 upto[KINDS][BINS];  // then, of the row: each bin and those above it
     };
     union {
-        Tally<2> fine;    // of one bin: COUNT and another
+        Tally<2> fine;   // of one bin: COUNT and another
         u64 kept[KEPT];  // keys, largest first
     };
     u64 warps[WARPS];
@@ -204,7 +206,7 @@ struct Search {
         for (int first = 0; first < n_vocab; first += N * THREADS)
             strand<N>(logits, n_vocab, first + threadIdx.x, f);
     }
-    // Of strands alone that have a token in bin `end` or above.
+    // Of those strands alone that have a token in bin `end` or above it.
     template <class F>
     DEVICE void near(int end, F f) const {
         constexpr int AT_ONCE = 16;
@@ -331,7 +333,7 @@ struct Search {
             for (int i = threadIdx.x; i < shared.n_kept; i += THREADS) add(shared.kept[i]);
         else
             all([&](float logit, int id) { add(key_of(logit, id)); });
-        scan(shared, sum);
+        scan(shared, sum);  // leaves the warps' sums
         sum = kept ? ahead(kind, first) : 0;
         for (int w = 0; w < WARPS; w++) sum += shared.warps[w];
         return sum;
@@ -340,8 +342,8 @@ struct Search {
 
 // One block a multiprocessor: told so, no compiler saves registers for a second.
 KERNEL __launch_bounds__(THREADS, 1)
-    draw(const float* logits, const float* sampling, i32* out, const u64* tops, u64* sums,
-         u16* nearest, u32* counters, int n_vocab) {
+    sample_draw(const float* logits, const float* sampling, i32* out, const u64* tops, u64* sums,
+                u16* nearest, u32* counters, int n_vocab) {
     extern __shared__ __align__(16) u8 memory[];
     Shared& shared = *(Shared*)memory;
     pdl_launch();

@@ -15,8 +15,8 @@ MAX_BLOCKS = 32  # of a row
 BLOCKS_AT_ONCE = 2  # on a multiprocessor, by their threads
 BINS, KINDS = 2 * THREADS, 3
 SHARED_BYTES = BINS * (KINDS + 2) * 8 + 32 * 8 + 8 + 4 * 4
-BEST = kernel("ops/sample.cu", "best", "p p p p p p i")
-DRAW = kernel("ops/sample.cu", "draw", "p p p p p p p i")
+BEST = kernel("ops/sample.cu", "sample_best", "p p p p p p i")
+DRAW = kernel("ops/sample.cu", "sample_draw", "p p p p p p p i")
 
 
 def supports(node: Node, graph: Graph) -> str | None:
