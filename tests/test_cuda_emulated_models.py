@@ -12,7 +12,7 @@ import pytest
 import test_cuda_fused
 import test_cuda_models
 import test_cuda_sample
-from emulated import AMPERE, HOPPER, EmulatedDevice, reason_against
+from emulated import AMPERE, HOPPER, EmulatedDevice, emulated_backend, reason_against
 from test_cuda_embed import (
     test_a_packed_table_gives_what_the_file_has,
     test_a_tied_table_is_resident_once,
@@ -25,8 +25,10 @@ from test_cuda_fused import (
     test_single_rows_handed_over_are_those_of_f32,
 )
 from test_cuda_sample import (
+    test_a_token_does_not_depend_on_other_rows,
     test_broken_rows_are_told,
     test_equal_logits_rank_by_rising_id,
+    test_what_many_tokens_share_is_narrowed_down,
 )
 from tiny_models import TINY
 
@@ -95,9 +97,12 @@ def test_attention_handed_over_before_hopper(
     test_attention_handed_over_is_that_of_f32(gpu, rows, single_rows, 4, 2, head_dim, "f16")
 
 
-@pytest.mark.parametrize("n_vocab", [1, 500, 4097, 20_000])
-def test_filters_and_draws(gpu: Any, n_vocab: int) -> None:
-    test_cuda_sample.test_filters_and_draws(gpu, n_vocab, 1.0)
+@pytest.mark.parametrize("late", [False, True], ids=["early", "late"])
+@pytest.mark.parametrize("scale", [0.01, 1.0, 60.0])
+@pytest.mark.parametrize("n_vocab", [1, 31, 500, 4097, 20_000])
+def test_filters_and_draws(n_vocab: int, scale: float, late: bool) -> None:
+    gpu = emulated_backend(HOPPER, late)
+    test_cuda_sample.test_filters_and_draws(gpu, n_vocab, scale)
 
 
 @pytest.mark.parametrize("name", TINY)
@@ -128,10 +133,12 @@ __all__ = [
     "test_a_packed_table_gives_what_the_file_has",
     "test_a_product_with_its_residual_is_its_chain",
     "test_a_tied_table_is_resident_once",
+    "test_a_token_does_not_depend_on_other_rows",
     "test_attention_handed_over_is_that_of_f32",
     "test_broken_rows_are_told",
     "test_equal_logits_rank_by_rising_id",
     "test_fused_ffn_is_its_chain",
     "test_halves_handed_over_are_those_of_f32",
     "test_single_rows_handed_over_are_those_of_f32",
+    "test_what_many_tokens_share_is_narrowed_down",
 ]

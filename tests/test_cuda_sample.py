@@ -31,13 +31,9 @@ def choose(gpu: Any, logits: np.ndarray, sampling: np.ndarray) -> np.ndarray:
     return gpu.download(runner.offsets[node.id], node.shape, np.dtype(np.int32))
 
 
-@pytest.mark.parametrize("n_vocab", [1, 7, 500, 4096, 4097, 152_064])
-@pytest.mark.parametrize("scale", [1.0, 8.0])
-def test_filters_and_draws(gpu: Any, n_vocab: int, scale: float) -> None:
-    rng = np.random.default_rng(n_vocab)
-    rows = 48
-    logits = (rng.standard_normal((rows, n_vocab)) * scale).astype(np.float32)
-    sampling = np.stack(
+def mixed(rng: np.random.Generator, rows: int) -> np.ndarray:
+    """Rows of sampling of all kinds."""
+    return np.stack(
         [
             rng.choice([0.0, 0.3, 1.0, 1.7], rows),
             rng.choice([0, 1, 2, 40, 2048, 3000, 10**6], rows),
@@ -47,6 +43,16 @@ def test_filters_and_draws(gpu: Any, n_vocab: int, scale: float) -> None:
         ],
         axis=1,
     ).astype(np.float32)
+
+
+@pytest.mark.parametrize("n_vocab", [1, 7, 500, 4096, 4097, 152_064])
+@pytest.mark.parametrize("scale", [0.01, 1.0, 8.0, 60.0])
+def test_filters_and_draws(gpu: Any, n_vocab: int, scale: float) -> None:
+    """From all tokens about as likely to most of no weight at all."""
+    rng = np.random.default_rng(n_vocab)
+    rows = 48
+    logits = (rng.standard_normal((rows, n_vocab)) * scale).astype(np.float32)
+    sampling = mixed(rng, rows)
     found, expected = choose(gpu, logits, sampling), ops.sample(logits, sampling)
     # a draw on the border between two tokens may fall on either side
     assert (found == expected).mean() >= 1 - 1 / rows
@@ -77,6 +83,33 @@ def test_broken_rows_are_told(gpu: Any) -> None:
     assert found[:4].tolist() == [-1, -1, -1, 999]
     assert found[4] == logits[4].argmax()
     np.testing.assert_array_equal(found[4:], ops.sample(logits, sampling)[4:])
+
+
+@pytest.mark.parametrize("scale", [0.01, 3.0])
+def test_a_token_does_not_depend_on_other_rows(gpu: Any, scale: float) -> None:
+    """Nor on how many blocks share a row."""
+    rng = np.random.default_rng(3)
+    logits = (rng.standard_normal((12, 40_000)) * scale).astype(np.float32)
+    sampling = mixed(rng, 12)
+    alone = [choose(gpu, logits[i : i + 1], sampling[i : i + 1])[0] for i in range(12)]
+    np.testing.assert_array_equal(choose(gpu, logits, sampling), alone)
+
+
+def test_what_many_tokens_share_is_narrowed_down(gpu: Any) -> None:
+    """More equal logits than are sorted at once: k, p and the draw count by rising id."""
+    rows, n_vocab = 9, 30_000
+    logits = np.full((rows, n_vocab), -2.5, np.float32)
+    logits[:, ::3] = 4.0
+    uniform = np.linspace(0, 0.999, rows).astype(np.float32)
+    sampling = np.zeros((rows, SAMPLING_COLUMNS), np.float32)
+    sampling[:, 0], sampling[:, 2], sampling[:, 4] = 2.0, 1.0, uniform
+    sampling[:, 1] = 5000
+    places = (5000 * uniform).astype(int)
+    np.testing.assert_array_equal(choose(gpu, logits, sampling), 3 * places)
+    sampling[:, 2] = 0.5  # of 5,000
+    np.testing.assert_array_equal(choose(gpu, logits, sampling), 3 * (2500 * uniform).astype(int))
+    sampling[:, 1:4] = 0, 1.0, 0.9  # ten thousand, by min-p
+    np.testing.assert_array_equal(choose(gpu, logits, sampling), 3 * (10_000 * uniform).astype(int))
 
 
 def test_the_same_logits_give_the_same_token(gpu: Any) -> None:
