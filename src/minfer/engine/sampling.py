@@ -26,8 +26,6 @@ Ids = NDArray[np.int64]
 Values = NDArray[np.float64]
 SHORT_LIST = 4096
 """Candidates sorted at first where top-k is off."""
-DEVICE_TOP_K = 256
-"""The largest top-k that backends' `sample` op serves."""
 NO_PENALTY = (1.0, 0.0, 0.0)
 """The row of the `penalize` op's input that changes nothing."""
 COLDEST = 1e-30
@@ -91,7 +89,6 @@ class Sampler:
             self._constraint is None
             and p.logprobs is None
             and (self.penalizes or not changes_logits(p))
-            and (p.is_greedy or 0 < p.top_k <= DEVICE_TOP_K)
             and (p.is_greedy or (p.typical_p >= 1.0 and not p.mirostat))
             and (p.is_greedy or p.xtc_probability == 0.0)
         )
