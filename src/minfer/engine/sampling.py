@@ -156,8 +156,8 @@ class Sampler:
         if p.mirostat:
             return self._draw_mirostat(logits)
         filters_off = (p.top_k, p.typical_p, p.top_p, p.min_p, p.xtc_probability) == (0, 1, 1, 0, 0)
-        if filters_off:  # then the order of tokens does not matter
-            return self._pick(_softmax(logits, self._temperature))
+        if filters_off:
+            return self._draw_unfiltered(logits)
         ids, values, log_total = self._candidates(logits)
         if p.typical_p < 1.0:
             kept = self._typical(values)
@@ -166,6 +166,17 @@ class Sampler:
         count = min(self._top_p(values, log_total), self._min_p(values))
         start = self._xtc(values[:count])
         return int(ids[start + self._pick(_softmax(values[start:count], self._temperature))])
+
+    def _draw_unfiltered(self, logits: Logits) -> int:
+        """A token by probability alone; ranked, too, so that a device's choice is the same."""
+        log_total = log_sum_exp(logits, self._temperature)
+        drawn = self._random.random()
+        for n in (SHORT_LIST, logits.size):
+            ids, values = top_candidates(logits, n)
+            reached = np.exp(values / self._temperature - log_total).cumsum()
+            if drawn < reached[-1]:
+                return int(ids[reached.searchsorted(drawn, side="right")])
+        return int(ids[reached.searchsorted(reached[-1])])  # sums are rounded
 
     def _candidates(self, logits: Logits) -> tuple[Ids, Values, float]:
         """Ids and logits of what the filters need to see, falling; log-sum-exp of all they may."""
