@@ -375,7 +375,7 @@ class Many:
 
 MANY_COLUMNS = {256: 1.0, 192: 1.07, 128: 1.18, 64: 1.7}
 """Rows of x a tile may cover -> time a unit of work takes in it, relative to the widest."""
-SHARED_ROWS = 512
+SHARED_ROWS = 256
 """Rows of prompts up to which blocks share the K of their tiles, where tiles are few."""
 _MANY_WARPS = 8
 _MANY_FIXED = 9 << 10
@@ -405,7 +405,7 @@ def _many_ranks(group: Group, facts: Facts) -> int:
     """Blocks that share K: numerics, so one number for all rows that are few enough."""
 
     def cost(ranks: int) -> float:
-        found = [_best_many(group, n, ranks, facts) for n in (64, 128, 256, SHARED_ROWS)]
+        found = [_best_many(group, n, ranks, facts) for n in (64, 128, SHARED_ROWS)]
         return sum(many_cost(group, v, facts) for v in found)
 
     # as many as have a multiprocessor each where x has one tile
