@@ -12,7 +12,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from math import prod
 
 from bench import results, synthetic
-from bench.gpu import RIVALLED, WORKS, Work
+from bench.gpu import RIVALLED, SWITCHES, WORKS, Work
+from minfer.settings import PREFIX
 from bench.gpu_matmul import READ_GBS
 from bench.synthetic import tensors
 
@@ -135,10 +136,11 @@ def _against(model: str, work: Work, row: Row) -> Sequence[str]:
 
 def switched(found: Mapping[tuple[str, str, str], Row]) -> Iterator[Sequence[str]]:
     """A line a switch and work that was measured against all of them off."""
+    names = {f"{PREFIX}{name.upper()}=1" for name in SWITCHES}
     for (model, test, switches), row in sorted(found.items()):
-        if row["x_unswitched"]:
+        if row["x_unswitched"] and switches in names:
             value, ratio = number(row["tokens_per_second"]), times(row["x_unswitched"])
-            yield (f"`{switches}`", f"{model} {test}", value, ratio)
+            yield (f"`{switches}`", f"{model} {test}", value, ratio, row["commit"])
 
 
 def bytes_a_token(model: str) -> int:
@@ -269,7 +271,7 @@ def page() -> str:
         *table(header, rivalled(found, "MINFER_CUDA_GENERIC=1")),
         "## Each switch",
         "",
-        *table(("Switch", "Work", "t/s", "of all on"), switched(found)),
+        *table(("Switch", "Work", "t/s", "of all on", ""), switched(found)),
         "## Other models",
         "",
         *table(

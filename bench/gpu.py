@@ -93,14 +93,18 @@ def _unrivalled() -> list[Work]:
 
 WORKS: dict[str, list[Work]] = {
     "qwen2-7b-q4_k_m": [
+        work("pp128"),
         work("pp512", rival=9507, floor=55000),
         work("pp2048", rival=9931, floor=57900),
         work("tg128", rival=280, floor=1030),
         work("tg64 @ d8192", rival=246, floor=870),
+        work("tg64 x2"),
         work("tg64 x4", rival=707),
+        work("tg64 x8"),
         work("tg64 x16", rival=2206),
         work("tg64 x32", rival=3409),
         work("tg64 x64", rival=4904, floor=30000),
+        work("tg64 x96"),
         work("pp16384"),
         work("pp32768"),
     ],

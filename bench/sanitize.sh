@@ -11,9 +11,7 @@
 #
 # The last lines are a verdict for each tool. Exits non-zero unless all are clean. Needs what the
 # tests need, and compute-sanitizer: a CUDA toolkit has it, and so has the package
-# nvidia-cuda-sanitizer-api. Racecheck needs that of CUDA 13.1 or later: before, it knows nothing of
-# what a lane tells through an mbarrier for the lanes it has synchronized with, and calls each slot
-# of a ring that is filled again a race.
+# nvidia-cuda-sanitizer-api. What racecheck tells depends on its version: docs/cuda.md.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -124,9 +122,10 @@ verdict plain "$SECONDS"
 verdicts=() failed=0
 for tool in "${tools[@]}"; do
   began=$SECONDS
-  # the driver's own refusals are answers that cuda.core asks for
+  # the driver's own refusals are answers that cuda.core asks for; launches that overlap would share
+  # their shared memory, as racecheck sees it
   all "$tool" compute-sanitizer --tool "$tool" --target-processes application-only \
-    --error-exitcode 9 --report-api-errors no
+    --error-exitcode 9 --report-api-errors no --force-blocking-launches
   verdicts+=("$(verdict "$tool" $((SECONDS - began)))") || failed=1
 done
 printf '%s\n' "${verdicts[@]}"

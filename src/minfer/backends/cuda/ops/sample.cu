@@ -18,7 +18,7 @@
 // Numerics: weights are exp in f32 as 40-bit fixed point: sums do not depend on their order, so the
 //          same logits give the same token. A row without a finite maximum gives -1.
 // Versions: 1 (2026-11), bits of the key by one block, over the whole row: 393 us for a row of
-//          152,064 with top-k 40 and top-p 0.95, 534 with top-p alone. 2: this.
+//          152,064 with top-k 40 and top-p 0.95, 534 with top-p alone. 2: this, 32 and 58 us.
 // Macros:  none.
 #include "lib/base.cuh"
 
