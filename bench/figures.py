@@ -13,9 +13,9 @@ from math import prod
 
 from bench import results, synthetic
 from bench.gpu import RIVALLED, SWITCHES, WORKS, Work
-from minfer.settings import PREFIX
 from bench.gpu_matmul import READ_GBS
 from bench.synthetic import tensors
+from minfer.settings import PREFIX
 
 Row = Mapping[str, str]
 
