@@ -37,7 +37,7 @@ DEVICE u64 vector_offset(int row, int n_rows, int vector) {
     return chunked_offset(row, n_rows, vector / 16, vector & 3, vector >> 2 & 3);
 }
 
-// The same chunks in the order of `matmul_batch_sm90`, which has x as a warpgroup product's B: the
+// The same chunks in the order of `wgmma_weights.cuh`, for which x is a warpgroup product's B: the
 // vector of rank v of a strip's 16 has, for each lane t in turn, values 32t + 2v and 32t + 2v + 1.
 // So product m of 16 of K has as k 2t, 2t + 1 values 32t + 4m, + 1, and as k 2t + 8, 2t + 9 the
 // next two: what lane t has expanded of a weight's row (`quant.cuh`).

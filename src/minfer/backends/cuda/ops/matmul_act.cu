@@ -13,7 +13,7 @@
 // Versions: 1 (2026-11): normed rows read twice, by 256 threads: 2.9 us for 16 rows of 3584. 2:
 //   read once, by 512: 2.7 us, of which most is the launch.
 // Macros: THREADS of a block that norms, PER vectors of 8 values that each holds; ORDERED, for
-//   `matmul_batch_sm90`, whose vectors gather what lies 32 values apart.
+//   `wgmma_weights.cuh`, whose vectors gather what lies 32 values apart.
 #include "lib/act.cuh"
 
 #ifndef PER

@@ -6,7 +6,7 @@
 //   `matmul_batch_finish` adds them.
 // Layouts: W as there; x chunked halves (`lib/act.cuh`) of COLUMNS rows; out f32 [rows][stride], or
 //   of a gated product that one product alone reads, that product's x: chunked halves of
-//   OUT_COLUMNS rows, in the order of `matmul_batch_sm90` if OUT_ORDERED (`lib/act.cuh`);
+//   OUT_COLUMNS rows, in the order of `wgmma_weights.cuh` if OUT_ORDERED (`lib/act.cuh`);
 //   partial f32 [block][COLUMNS][n_tiles * 16].
 // Who: a block is WARPS x TILES row tiles by its share of K, and each warp TILES of its tiles by
 //   all COLUMNS rows of x. A warp streams its weights through a ring of its own; one more warp

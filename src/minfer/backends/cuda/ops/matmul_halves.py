@@ -83,8 +83,9 @@ def _act_kernel(name: str, signature: str, per: int, ordered: bool) -> Kernel:
 
 
 def kernels(facts: Facts) -> Sequence[Kernel]:
-    """Every type, and x of several widths, in each order that a product of this device has."""
-    found = [_expand_kernel(matmul_pack.FORMATS[dtype.name]) for dtype in WEIGHT_TYPES]
+    """Every type where they expand, and x of several widths in each order that a product has."""
+    types = () if facts.hopper else WEIGHT_TYPES
+    found = [_expand_kernel(matmul_pack.FORMATS[dtype.name]) for dtype in types]
     for ordered in (False, True) if facts.hopper else (False,):
         found.append(_act_plain(ordered))
         found += [_act_normed(n, ordered) for n in (4096, 8192, 28672)]
