@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from time import monotonic, sleep
 from typing import Any
+from unittest.mock import patch
 
 import httpx
 import uvicorn
@@ -64,15 +65,14 @@ class Served:
             sampler.__dict__["said"] = at + 1
             return Choice(ids[min(at, len(ids) - 1)])
 
-        before = Sampler.choose
-        Sampler.choose = choose  # type: ignore[method-assign]
         self.service.style = ReplyStyle.of(ChatTemplate(template))
-        try:
-            yield
-        finally:
-            self.settle()
-            Sampler.choose = before  # type: ignore[method-assign]
-            self.service.style = style
+        # the host chooses, so that it can be told what
+        with patch.multiple(Sampler, choose=choose, fits_device=False):
+            try:
+                yield
+            finally:
+                self.settle()
+                self.service.style = style
 
     @contextmanager
     def slow(self, seconds: float = 0.02) -> Iterator[None]:

@@ -119,6 +119,7 @@ def test_a_failure_on_the_way_is_the_last_event(
         return choose(self, *arguments)
 
     monkeypatch.setattr(Sampler, "choose", fail)
+    monkeypatch.setattr(Sampler, "fits_device", False)
     with server.http.stream("POST", "/v1/chat/completions", json=ask(stream=True)) as response:
         text = response.read().decode()
     assert response.status_code == 200
