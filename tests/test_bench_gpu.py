@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import sys
-from dataclasses import replace
 from itertools import chain
 from pathlib import Path
 from typing import Any, cast
@@ -15,6 +14,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 
 from bench import gpu, results, synthetic
 from bench.engines import Minfer, switches
+from bench_shapes import shrink
 
 from minfer.engine import Engine
 from minfer.settings import Settings
@@ -26,17 +26,7 @@ SETTINGS = Settings(device="cpu", threads=2)
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Where the 7B is a model of two small layers, and no tiny model is checked."""
-    shape = replace(
-        synthetic.MODELS[MODEL],
-        n_layers=2,
-        width=256,
-        n_heads=4,
-        n_kv_heads=2,
-        head_dim=64,
-        ffn_width=512,
-        n_vocab=512,
-    )
-    monkeypatch.setitem(synthetic.MODELS, MODEL, shape)
+    shrink(monkeypatch, MODEL)
     monkeypatch.setattr(gpu, "TINY", tmp_path)
     monkeypatch.setattr(gpu, "N_CTX", 320)
     return tmp_path

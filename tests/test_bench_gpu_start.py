@@ -4,30 +4,20 @@ from __future__ import annotations
 
 import csv
 import sys
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
-from bench import gpu_start, results, synthetic
+from bench import gpu_start, results
+from bench_shapes import shrink
 
 MODEL = "qwen2-7b-q4_k_m"
 
 
 def test_a_run_writes_a_row_for_each_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    shape = replace(
-        synthetic.MODELS[MODEL],
-        n_layers=2,
-        width=256,
-        n_heads=4,
-        n_kv_heads=2,
-        head_dim=64,
-        ffn_width=512,
-        n_vocab=512,
-    )
-    monkeypatch.setitem(synthetic.MODELS, MODEL, shape)
+    shrink(monkeypatch, MODEL)
     monkeypatch.setattr(results, "FOLDER", tmp_path)
     words = ["gpu_start.py", "--models", MODEL, "--device", "cpu", "--starts", "2"]
     monkeypatch.setattr(sys, "argv", [*words, "--folder", str(tmp_path)])

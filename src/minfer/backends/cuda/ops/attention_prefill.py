@@ -13,6 +13,7 @@ from minfer.backends.cuda.device import Facts
 from minfer.backends.cuda.kv import KVState
 from minfer.backends.cuda.launch import Kernel, Launch, kernel
 from minfer.backends.cuda.ops.base import Chunks, Context, blocks, order_of
+from minfer.backends.cuda.ops.matmul_choose import many_rows_chunks
 from minfer.dtypes import F16, Q8_0
 from minfer.graph import AttentionAttrs, Node
 
@@ -102,7 +103,7 @@ def hopper_shared_bytes(head_dim: int) -> int:
 
 def kernels(head_dims: Iterable[int], facts: Facts) -> Sequence[Kernel]:
     """Every head size, with and without the cap, of f32 and of halves, and its expansion."""
-    orders = (None, Chunks(128, False), Chunks(128, True))
+    orders = (None, many_rows_chunks(128, facts))  # those of the product that reads them here
     sizes, ways = tuple(head_dims), tuple(product((0, 50), orders))
     found = [_kernel(d, 7, cap, handed) for d in sizes for cap, handed in ways]
     found += [_expand_kernel(d) for d in sizes]

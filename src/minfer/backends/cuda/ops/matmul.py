@@ -65,6 +65,11 @@ class Product:
     residual: int = 0
     halves: Halves = F32_ROWS
 
+    @property
+    def many_rows(self) -> int:
+        """The rows that are not single: those of prompts."""
+        return self.rows - self.single_rows
+
 
 def supports(node: Node, graph: Graph) -> str | None:
     """The weights' types and shapes; a bias is f32."""
@@ -144,7 +149,7 @@ def project(product: Product, ctx: Context) -> list[Launch]:
     launches: list[Launch] = []
     if product.single_rows:
         launches += _single(product, ctx)
-    if product.rows > product.single_rows:
+    if product.many_rows:
         launches += _many(product, ctx)
     return launches
 
@@ -352,8 +357,7 @@ def hopper_batch_kernel(
 
 
 def _many(product: Product, ctx: Context) -> list[Launch]:
-    group, facts = product.group, ctx.facts
-    rows = product.rows - product.single_rows
+    group, facts, rows = product.group, ctx.facts, product.many_rows
     if facts.hopper:
         x, partial, launches = _many_x(product, choose.partial_room(group, rows, facts), ctx)
         variant = choose.many(group, rows, facts)
@@ -368,7 +372,7 @@ def _many(product: Product, ctx: Context) -> list[Launch]:
 
 def _many_x(product: Product, more: int, ctx: Context) -> tuple[int, int, list[Launch]]:
     """Where rows of prompts are as halves, `more` bytes of scratch, and what makes the halves."""
-    rows, first = product.rows - product.single_rows, product.single_rows
+    rows, first = product.many_rows, product.single_rows
     chunks = choose.many_rows_chunks(rows, ctx.facts)
     # room for x even where it comes as halves: of fewer rows it may not, and the largest step
     # tells what all of them take
@@ -395,7 +399,7 @@ def many_launch(
         group.n_cols,
         *_tiles(group),
         group.n_outputs,
-        choose.many_rows_chunks(product.rows - product.single_rows, ctx.facts).columns,
+        choose.many_rows_chunks(product.many_rows, ctx.facts).columns,
     )
     made = many_kernel(group, product.epilogue, product.halves.many is not None, variant)
     return Launch(made, (variant.grid, 1, 1), 384, args, variant.shared)
@@ -426,7 +430,7 @@ def gemm_launch(product: Product, x: int, w: int, variant: choose.Gemm, ctx: Con
         product.weights + group.factors,
         *_ends(product, product.single_rows),
         ctx.input("counts"),
-        choose.many_rows_chunks(product.rows - product.single_rows, ctx.facts).columns,
+        choose.many_rows_chunks(product.many_rows, ctx.facts).columns,
         group.n_rows,
         2 * blocks(group.n_cols, 128),
         group.n_outputs,

@@ -9,7 +9,8 @@ to `matmul_many_sm90` on Hopper, elsewhere to `matmul_gemm`, by weights expanded
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cache
 from itertools import product
 from typing import TYPE_CHECKING
 
@@ -403,6 +404,12 @@ def _best_many(group: Group, rows: int, ranks: int, facts: Facts) -> Many:
 
 def _many_ranks(group: Group, facts: Facts) -> int:
     """Blocks that share K: numerics, so one number for all rows that are few enough."""
+    return _ranks_of_shape(replace(group, names=()), facts)
+
+
+@cache
+def _ranks_of_shape(group: Group, facts: Facts) -> int:
+    """The same of a group without names: every layer asks for the same few shapes."""
 
     def cost(ranks: int) -> float:
         found = [_best_many(group, n, ranks, facts) for n in (64, 128, SHARED_ROWS)]
