@@ -213,6 +213,8 @@ def test_halves_handed_over_are_those_of_f32(
         (17, "q6_K", 2048, 256, "silu"),
         (33, "q5_0", 512, 768, "gelu"),
         (64, "q4_K", 2048, 384, "silu"),
+        (70, "q4_K", 2048, 256, "silu"),
+        (130, "q6_K", 512, 384, "gelu"),
     ],
 )
 def test_single_rows_handed_over_are_those_of_f32(
@@ -235,9 +237,14 @@ def test_single_rows_handed_over_are_those_of_f32(
         real = rows + others - 1
         data = rng.standard_normal((rows + others, n_in)) * 3
         data[real:] = np.nan
-        inputs = {"x": data, "counts": [rows, others, 0]}
-        saved = (rows > 3) + (others > 64)
+        inputs = {"x": data, "counts": [min(rows, real), max(0, others - 1), 0]}
+        saved = goes_as_halves(gpu, rows) + (others > 64)
         check_handover(gpu, (builder, between, y), weights, inputs, real, saved)
+
+
+def goes_as_halves(gpu: Any, single_rows: int) -> bool:
+    """Whether so many single rows fit as halves, and one launch takes them."""
+    return single_rows > 3 and (single_rows <= 64 or gpu.device.facts.hopper)
 
 
 def check_handover(
@@ -280,6 +287,7 @@ def check_handover(
         (103, 33, 2, 1, 256, "f16"),
         (64, 64, 2, 1, 64, "f16"),
         (40, 40, 8, 8, 112, "q8_0"),
+        (131, 131, 2, 1, 64, "f16"),
     ],
 )
 def test_attention_handed_over_is_that_of_f32(
@@ -311,7 +319,7 @@ def test_attention_handed_over_is_that_of_f32(
     sources = (nodes[name] for name in ("q", "positions", "seqs", "table"))
     between = builder.attention(*sources, stored, attrs, "attention")
     y = builder.matmul(between, "o", "y", single_rows)
-    saved = (3 < single_rows <= 64) + (rows > single_rows)
+    saved = goes_as_halves(gpu, single_rows) + (rows >= single_rows + 64)
     check_handover(gpu, (builder, between, y), weights, inputs, real, saved)
 
 

@@ -1,9 +1,10 @@
 """Which kernel computes a product, and in what geometry: pure functions of shapes and the device.
 
 Single rows (decode rows, output heads) go to `matmul_vec` while they are few, quantized and fit its
-shared memory, else to `matmul_batch` or, if they are many and this is Hopper, `matmul_batch_sm90`;
-a row's bits are the same in every variant of each, whatever other rows there are. The other rows go
-to `matmul_many_sm90` on Hopper, elsewhere to `matmul_gemm`, by weights expanded to halves.
+shared memory, else to `matmul_batch` or, if this is Hopper and they are more, `matmul_batch_sm90`
+up to 64, then `matmul_many_sm90`; a row's bits are the same in every variant of each, whatever
+other rows there are. Rows of prompts go to `matmul_many_sm90` on Hopper, elsewhere to
+`matmul_gemm`, by weights expanded to halves.
 """
 
 from __future__ import annotations
@@ -72,16 +73,18 @@ def single_rows_kernel(group: Group, rows: int, facts: Facts) -> str:
     plain = any(s.format.plain for s in group.segments)
     if rows <= MAX_VEC_ROWS and not plain and _fits(group, 1, facts):
         return "matmul_vec"
-    if facts.hopper and rows > MAX_MMA_ROWS:
-        return "matmul_batch_sm90"
-    return "matmul_batch"
+    if not facts.hopper or rows <= MAX_MMA_ROWS:
+        return "matmul_batch"
+    return "matmul_batch_sm90" if rows <= MAX_BATCH_ROWS else "matmul_many_sm90"
 
 
 def single_rows_chunks(group: Group, rows: int, facts: Facts) -> Chunks | None:
     """How one launch for so many single rows has x; None where it takes more, or x as f32."""
     name = single_rows_kernel(group, rows, facts)
-    if rows > MAX_BATCH_ROWS or name == "matmul_vec":
+    if name == "matmul_vec":
         return None
+    if name == "matmul_many_sm90":
+        return many_rows_chunks(rows, facts)
     if name == "matmul_batch_sm90":
         return Chunks(_hopper_columns(rows), True)
     columns = batch(group, rows, facts).columns
@@ -295,7 +298,7 @@ def hopper_batch(group: Group, rows: int, facts: Facts) -> HopperBatch:
 
 
 def _hopper_columns(rows: int) -> int:
-    return next((n for n in HOPPER_COLUMNS if n >= rows), MAX_BATCH_ROWS)
+    return next(n for n in HOPPER_COLUMNS if n >= rows)
 
 
 def hopper_batches(group: Group, columns: int, facts: Facts) -> Iterator[HopperBatch]:
@@ -337,11 +340,11 @@ def hopper_cost(group: Group, variant: HopperBatch, facts: Facts) -> float:
 
 
 TILE_M = 128
-"""Rows of prompts are padded to a multiple of it."""
+"""Rows of prompts, and more single rows than 64, are padded to a multiple of it."""
 
 
 def many_rows_chunks(rows: int, facts: Facts) -> Chunks:
-    """How products have so many rows of prompts."""
+    """How products have so many rows of prompts, or, on Hopper, more single rows than 64."""
     return Chunks(blocks(rows, TILE_M) * TILE_M, facts.hopper)
 
 
@@ -376,7 +379,10 @@ class Many:
 MANY_COLUMNS = {256: 1.0, 192: 1.07, 128: 1.18, 64: 1.7}
 """Rows of x a tile may cover -> time a unit of work takes in it, relative to the widest."""
 SHARED_ROWS = 256
-"""Rows of prompts up to which blocks share the K of their tiles, where tiles are few."""
+"""Rows of prompts up to which blocks share the K of their tiles, where tiles are few.
+
+Of single rows they always do: that is numerics, and a row must not tell how many others there are.
+"""
 _MANY_WARPS = 8
 _MANY_FIXED = 9 << 10
 """Bytes of shared memory for outputs on their way to be halves, and for alignment."""
@@ -388,10 +394,14 @@ def many(group: Group, rows: int, facts: Facts) -> Many:
     return _best_many(group, rows, ranks, facts)
 
 
+def many_singles(group: Group, rows: int, facts: Facts) -> Many:
+    """The geometry for more than `MAX_BATCH_ROWS` single rows on Hopper."""
+    return _best_many(group, rows, _many_ranks(group, facts), facts)
+
+
 def partial_room(group: Group, rows: int, facts: Facts) -> int:
-    """Bytes of sums that wait for those of other ranks, for so many rows of prompts or fewer."""
+    """Bytes of sums that wait for those of other ranks, of so many rows or fewer that share K."""
     ranks = _many_ranks(group, facts)
-    rows = min(rows, SHARED_ROWS)
     padded = max(blocks(rows, columns) * columns for columns in MANY_COLUMNS)
     w_tiles = blocks(group.n_tiles, _MANY_WARPS)
     return 4 * _MANY_WARPS * matmul_pack.TILE * w_tiles * padded * ranks if ranks > 1 else 0

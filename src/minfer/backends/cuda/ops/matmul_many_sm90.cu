@@ -1,5 +1,5 @@
-// y = x W^T for the rows of prompts on Hopper: weights expand in registers, as operands of
-// warpgroup products.
+// y = x W^T on Hopper for the rows of prompts, and for more single rows than 64: weights expand in
+// registers, as operands of warpgroup products.
 //
 // What: as `matmul_vec.cu`.
 // Layouts: W blocks of `lib/quant.cuh`, up to three weights side by side; x chunked halves of
@@ -120,7 +120,7 @@ DEVICE bool add_ranks(float (&d)[N], float4* partial, u32* counter, int rank, in
 KERNEL __launch_bounds__(CONSUMERS + 128, 1)
 matmul_many_sm90(const u8* w0, const u8* w1, const u8* w2, const float* factor, const u8* x,
                  const float* bias, const float* residual, float* out, float4* partial,
-                 u32* counters, const int* counts, int k, int tiles0, int tiles1, int tiles2,
+                 u32* counters, const int* count, int k, int tiles0, int tiles1, int tiles2,
                  int stride, int padded_m) {
     extern __shared__ __align__(1024) u8 shared[];
     u8* xs = align_shared(shared);
@@ -143,7 +143,7 @@ matmul_many_sm90(const u8* w0, const u8* w1, const u8* w2, const float* factor, 
 
     int n_strips = (k + 127) / 128, n_pieces = (k + 255) / 256;
     int first1 = tiles0, first2 = tiles0 + tiles1, n_tiles = first2 + tiles2;
-    int m = counts[1];  // rows that are real; an input of the step, which no kernel writes
+    int m = *count;  // rows that are real; an input of the step, which no kernel writes
     int columns = (m + COLUMNS - 1) / COLUMNS;  // tiles of x
     int n_works = columns * ((n_tiles + WARPS - 1) / WARPS) * RANKS;
     // of work w: its rank w % RANKS, its tile of x, and its block of W, which changes last
