@@ -376,8 +376,11 @@ class Many:
     shared: int
 
 
-MANY_COLUMNS = {256: 1.0, 192: 1.07, 128: 1.18, 64: 1.7}
-"""Rows of x a tile may cover -> time a unit of work takes in it, relative to the widest."""
+MANY_COLUMNS = {256: 1.0, 192: 1.07, 128: 1.18, 96: 1.35, 64: 1.7}
+"""Rows of x a tile may cover -> time a unit of work takes in it, relative to the widest.
+
+Of 96 that is not measured, but lies between its neighbours.
+"""
 SHARED_ROWS = 256
 """Rows of prompts up to which blocks share the K of their tiles, where tiles are few.
 

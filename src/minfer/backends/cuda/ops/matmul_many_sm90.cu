@@ -18,7 +18,7 @@
 // Numerics: f32 sums over ascending k of a rank's share, in the order of x, ranks in order.
 // Versions: 1 (2026-11): gate and up of a 7B layer, q4_K, at 512 / 2048 rows: 231 / 873 us. Weights
 //   expanded by a launch of their own, both operands in shared memory: 297 / 988.
-// Macros: COLUMNS (one of 64, 128, 192, 256), RANKS, STAGES of a warp's ring, X_STAGES, EPILOGUE
+// Macros: COLUMNS (one of 64, 96, 128, 192, 256), RANKS, STAGES of a warp's ring, X_STAGES, EPILOGUE
 //   (`lib/epilogue.cuh`), HALVES (0/1), TYPE0..2.
 #include "lib/epilogue.cuh"
 #include "lib/pipeline.cuh"
@@ -83,7 +83,8 @@ DEVICE void write_vectors(const Output& y, const float (&d)[N], u8* buffers, int
 // added and true. By both computing warpgroups; `last` is in shared memory.
 template <int N>
 DEVICE bool add_ranks(float (&d)[N], float4* partial, u32* counter, int rank, int& last) {
-    constexpr int FOURS = N / 4, BEHIND = 8;  // loads on their way together
+    constexpr int FOURS = N / 4, BEHIND = FOURS % 8 ? 6 : 8;  // loads on their way together
+    static_assert(FOURS % BEHIND == 0, "every sum is added");
     int thread = threadIdx.x;
     float4* mine = partial + rank * FOURS * CONSUMERS + thread;
 #pragma unroll
