@@ -189,7 +189,7 @@ def forms(bench: EmulatedBench, group: Group, x: Any, made: Iterable[Make]) -> I
         device.free(block)
 
 
-@pytest.mark.parametrize("rows", [1, 5, 20, 100])
+@pytest.mark.parametrize("rows", [1, 5, 20, 96])
 def test_every_geometry_gives_the_same_bits(bench: EmulatedBench, rows: int) -> None:
     group, _ = bench.group([BY_NAME["q4_K"]], 2560, [176])
     x = bench.activations(rows, 2560).astype(np.float32)

@@ -125,3 +125,10 @@ def test_a_multiprocessor_takes_one_block_of_a_batch(shape: tuple[int, int], row
         shared = choose.batch(made, rows, H200).shared
     reserved, capacity = 1 << 10, 228 << 10
     assert 2 * (shared + reserved) > capacity
+
+
+@pytest.mark.parametrize("rows", [96, 192, 512, 2048])
+def test_tiles_of_96_columns_are_for_single_rows(rows: int) -> None:
+    made = group(BY_NAME["q4_K"], 3584, 4608)
+    assert choose.many_singles(made, 96, H200).columns == 96
+    assert choose.many(made, rows, H200).columns in choose.PROMPT_COLUMNS

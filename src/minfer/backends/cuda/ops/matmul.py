@@ -405,15 +405,11 @@ def many_launch(
     """
     group = product.group
     if single:
-        first, rows, out = 0, product.single_rows, product.halves.single
-        count = OUTPUT_ROWS if product.outputs else SINGLE_ROWS
+        first, rows = 0, product.single_rows
+        out, count = product.halves.single, OUTPUT_ROWS if product.outputs else SINGLE_ROWS
     else:
-        first, rows, out = (
-            product.single_rows,
-            product.rows - product.single_rows,
-            product.halves.many,
-        )
-        count = OTHER_ROWS
+        first, rows = product.single_rows, product.rows - product.single_rows
+        out, count = product.halves.many, OTHER_ROWS
     chunks = choose.many_rows_chunks(rows, ctx.facts)
     assert out in (None, chunks)
     args = (

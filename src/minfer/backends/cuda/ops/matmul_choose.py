@@ -9,7 +9,7 @@ other rows there are. Rows of prompts go to `matmul_many_sm90` on Hopper, elsewh
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from itertools import product
 from typing import TYPE_CHECKING
@@ -381,6 +381,8 @@ MANY_COLUMNS = {256: 1.0, 192: 1.07, 128: 1.18, 96: 1.35, 64: 1.7}
 
 Of 96 that is not measured, but lies between its neighbours.
 """
+PROMPT_COLUMNS = (256, 192, 128, 64)
+"""Those that rows of prompts choose among; 96 fill buckets of single rows."""
 SHARED_ROWS = 256
 """Rows of prompts up to which blocks share the K of their tiles, where tiles are few.
 
@@ -394,12 +396,12 @@ _MANY_FIXED = 9 << 10
 def many(group: Group, rows: int, facts: Facts) -> Many:
     """The geometry for `rows` rows of prompts: the one whose busiest multiprocessor does least."""
     ranks = _many_ranks(group, facts) if rows <= SHARED_ROWS else 1
-    return _best_many(group, rows, ranks, facts)
+    return _best_many(group, rows, ranks, facts, PROMPT_COLUMNS)
 
 
 def many_singles(group: Group, rows: int, facts: Facts) -> Many:
     """The geometry for more than `MAX_BATCH_ROWS` single rows on Hopper."""
-    return _best_many(group, rows, _many_ranks(group, facts), facts)
+    return _best_many(group, rows, _many_ranks(group, facts), facts, MANY_COLUMNS)
 
 
 def partial_room(group: Group, rows: int, facts: Facts) -> int:
@@ -410,15 +412,17 @@ def partial_room(group: Group, rows: int, facts: Facts) -> int:
     return 4 * _MANY_WARPS * matmul_pack.TILE * w_tiles * padded * ranks if ranks > 1 else 0
 
 
-def _best_many(group: Group, rows: int, ranks: int, facts: Facts) -> Many:
-    return min(manys(group, rows, ranks, facts), key=lambda v: many_cost(group, v, facts))
+def _best_many(group: Group, rows: int, ranks: int, facts: Facts, columns: Collection[int]) -> Many:
+    some = [v for v in manys(group, rows, ranks, facts) if v.columns in columns]
+    return min(some, key=lambda v: many_cost(group, v, facts))
 
 
 def _many_ranks(group: Group, facts: Facts) -> int:
     """Blocks that share K: numerics, so one number for all rows that are few enough."""
 
     def cost(ranks: int) -> float:
-        found = [_best_many(group, n, ranks, facts) for n in (64, 128, SHARED_ROWS)]
+        rows = (64, 128, SHARED_ROWS)
+        found = [_best_many(group, n, ranks, facts, PROMPT_COLUMNS) for n in rows]
         return sum(many_cost(group, v, facts) for v in found)
 
     # as many as have a multiprocessor each where x has one tile
