@@ -110,7 +110,7 @@ def test_many_streams_say_what_hugging_face_says(name: str, n_tokens: int = 10) 
     prompt, n = right["greedy_prompt"].tolist(), min(n_tokens, certain(right))
     generate(engine, prompt)
     owners = [
-        engine.add(prompt, SamplingParams(temperature=0.0, max_tokens=n + i // 66))
+        engine.add(prompt, SamplingParams(temperature=0.0, max_tokens=n_tokens + i // 66))
         for i in range(70)
     ]
     events = run(engine, *owners)
