@@ -193,7 +193,7 @@ def measure(
     group, addresses, values = made
     device = bench.device
     x = bench.rng.standard_normal((rows, shape.n_cols)).astype(np.float32)
-    device.upload(bench.counts, np.array([0, rows, rows], np.int32))
+    device.upload(bench.counts, np.full(3, rows, np.int32))
     source, out = device.allocate(x.nbytes, "x"), device.allocate(4 * rows * group.n_outputs, "out")
     device.upload(source, x)
     device.fill(out, 0xFF, 4 * rows * group.n_outputs)
@@ -268,6 +268,7 @@ def chain(bench: Bench, shapes: Sequence[Shape], rows: int) -> dict[str, object]
     a = device.allocate(4 * rows * width, "x")
     b = device.allocate(4 * rows * width, "out")
     device.upload(a, bench.rng.standard_normal((rows, width)).astype(np.float32))
+    device.upload(bench.counts, np.full(3, rows, np.int32))
     per_layer: list[list[matmul.Product]] = []
     tail: list[matmul.Product] = []
     for shape in shapes:
@@ -319,7 +320,10 @@ SWEPT = 16
 
 def _geometries(bench: Bench, group: Group, rows: int) -> list[Make]:
     facts = bench.device.facts
-    if choose.single_rows_kernel(group, rows, facts) == "matmul_vec":
+    kernel = choose.single_rows_kernel(group, rows, facts)
+    if kernel == "matmul_many_sm90":
+        return _tiles(bench, group, rows)
+    if kernel == "matmul_vec":
         few = [choose.vec_geometry(group, rows, stages, facts.n_sms) for stages in (2, 3, 4, 6)]
         return [_vec(v) for v in few if v.shared <= facts.shared_limit]
     columns = next((c for c in (8, 16, 32) if c >= rows), 64)
@@ -330,12 +334,12 @@ def _geometries(bench: Bench, group: Group, rows: int) -> list[Make]:
         columns = choose.hopper_batch(group, rows, facts).columns
         many = list(choose.hopper_batches(group, columns, facts))
         many.sort(key=lambda v: choose.hopper_cost(group, v, facts))
-        makes += [_hopper_batch(v, rows) for v in many[:SWEPT]]
+        makes += [_hopper_batch(v) for v in many[:SWEPT]]
     return makes
 
 
 def _tiles(bench: Bench, group: Group, rows: int) -> list[Make]:
-    """By every tile for rows of prompts, where weights expand in registers, and some ranks."""
+    """By every tile for many rows, where weights expand in registers, and some ranks."""
     facts = bench.device.facts
     if not facts.hopper:
         return []
@@ -353,7 +357,8 @@ def _many(variant: choose.Many, rows: int) -> Make:
         x_bytes = matmul_halves.halves_bytes(chunks.columns, product.group)
         x = ctx.scratch(x_bytes + (256 << 20))
         act = matmul_halves.act_launch(product.x, 0, x, rows, chunks, product.group)
-        return [act, matmul.many_launch(product, x, x + x_bytes, variant, ctx)]
+        single = product.single_rows > 0
+        return [act, matmul.many_launch(product, single, x, x + x_bytes, variant, ctx)]
 
     return make
 
@@ -366,8 +371,8 @@ def _batch(variant: choose.Batch, rows: int) -> Make:
     return lambda product, ctx: matmul.batch_launches(product, 0, rows, variant, ctx)
 
 
-def _hopper_batch(variant: choose.HopperBatch, rows: int) -> Make:
-    return lambda product, ctx: matmul.hopper_batch_launches(product, 0, rows, variant, ctx)
+def _hopper_batch(variant: choose.HopperBatch) -> Make:
+    return lambda product, ctx: matmul.hopper_batch_launches(product, variant, ctx)
 
 
 def prepare(

@@ -109,10 +109,12 @@ def kind_of(dtype: DType, places: tuple[int, int]) -> Kind:
     return Kind.PLAIN if not dtype.is_quantized else Kind.MANY if places[1] else Kind.SINGLE
 
 
-def add_counts(b: GraphBuilder, inputs: dict[str, Array], real: tuple[int, int]) -> None:
+def add_counts(
+    b: GraphBuilder, inputs: dict[str, Array], real: tuple[int, int], outputs: int = 0
+) -> None:
     """The graph-wide input that says how many rows are real, as every model's graph has it."""
     b.input("counts", (3,))
-    inputs["counts"] = np.array([*real, 0])
+    inputs["counts"] = np.array([*real, outputs])
 
 
 def specs(weights: Mapping[str, Weight]) -> dict[str, Any]:
@@ -174,6 +176,22 @@ def matmul(
     if counts:
         real = np.concatenate([real[: counts[0]], real[places[0] : places[0] + counts[1]]])
     return Case(name, b.build(y), inputs, weights, expected, kind_of(dtype, places), real)
+
+
+def output_rows(dtype: DType, places: int, real: int) -> Case:
+    """Rows picked for their logits, with no single row in the step."""
+    name = f"matmul-{dtype}-outputs{places}-real{real}"
+    r = rng(name)
+    x, index = normal(r, 9, 288), r.integers(0, 9, places).astype(np.int32)
+    weights = {"w": weight("w", normal(r, 48, 288), dtype)}
+    b = GraphBuilder(specs(weights), {})
+    inputs: dict[str, Array] = {"x": x, "index": index}
+    h = b.rows(b.input("x", (9, 288), F32), b.input("index", (places,)), "picked")
+    add_counts(b, inputs, (0, 9), real)
+    y = b.matmul(h, "w", "y", places)
+    expected = ref.wide(x[index]) @ values(weights["w"]).T
+    kind = kind_of(dtype, (places, 0))
+    return Case(name, b.build(y), inputs, weights, expected, kind, np.arange(real))
 
 
 def fused_ffn(dtype: DType, act: Any, places: tuple[int, int]) -> Case:
@@ -317,10 +335,12 @@ def cases() -> Iterator[Case]:
         yield matmul(dtype, 96, 16, (1, 0))
         yield matmul(dtype, 576, 1000, (0, 130), bias=True, residual=True)
         for n_out in (33, 34):
-            for n in (2, 5, 8, 9, 17):
+            for n in (2, 5, 8, 9, 17, 67):
                 yield matmul(dtype, 288, n_out, (n, 0))
             for n in (1, 2, 7):
                 yield matmul(dtype, 288, n_out, (0, n))
+        yield matmul(dtype, 288, 80, (100, 20), counts=(70, 11), bias=True, residual=True)
+        yield output_rows(dtype, 100, 83)
     yield matmul(F32, 40, 7, (2, 3))
     yield fused_ffn(BY_NAME["q4_0"], "gelu", (1, 0))
     yield fused_ffn(BY_NAME["q4_0"], "gelu", (0, 9))

@@ -37,7 +37,7 @@ pytestmark = pytest.mark.skipif(REASON is not None, reason=str(REASON))
 
 
 TYPES = ("q4_K", "q6_K", "q8_0", "q5_0", "f16")
-ROWS = (1, 2, 3, 8, 16, 17, 33, 64, 70)
+ROWS = (1, 2, 3, 8, 16, 17, 33, 64, 70, 130)
 
 
 def width(dtype: DType) -> int:
@@ -94,7 +94,7 @@ def test_single_rows(bench: EmulatedBench, name: str) -> None:
     """Right, and a row's bits are those it has among any other rows of the same kernel."""
     dtype = BY_NAME[name]
     group, (w,) = bench.group([dtype], width(dtype), [88])
-    x = bench.activations(70, width(dtype))
+    x = bench.activations(ROWS[-1], width(dtype))
     seen: dict[str, Any] = {}
     for rows in ROWS:
         found = bench.run(group, x[:rows], rows)
@@ -113,7 +113,7 @@ def test_many_rows(bench: EmulatedBench, name: str) -> None:
 
 
 @pytest.mark.parametrize("n_out", [96, 33])
-@pytest.mark.parametrize("rows, single", [(1, 1), (2, 2), (7, 7), (20, 20), (20, 0)])
+@pytest.mark.parametrize("rows, single", [(1, 1), (2, 2), (7, 7), (20, 20), (70, 70), (20, 0)])
 def test_bias_and_residual_are_the_ops_alone(
     bench: EmulatedBench, rows: int, single: int, n_out: int
 ) -> None:
@@ -129,7 +129,7 @@ def test_bias_and_residual_are_the_ops_alone(
     np.testing.assert_array_equal(both, (plain + bias) + residual)
 
 
-@pytest.mark.parametrize("rows, single", [(1, 1), (9, 9), (20, 20), (30, 2)])
+@pytest.mark.parametrize("rows, single", [(1, 1), (9, 9), (20, 20), (70, 70), (30, 2)])
 def test_normed(bench: EmulatedBench, rows: int, single: int) -> None:
     group, (w,) = bench.group([BY_NAME["q8_0"]], 544, [48])
     x = bench.activations(rows, 544)
@@ -138,7 +138,7 @@ def test_normed(bench: EmulatedBench, rows: int, single: int) -> None:
     assert error(bench.run(group, x, single, norm=weight), normed @ w.T) < TOLERANCE
 
 
-@pytest.mark.parametrize("rows, single", [(1, 1), (7, 7), (33, 33), (150, 2)])
+@pytest.mark.parametrize("rows, single", [(1, 1), (7, 7), (33, 33), (90, 90), (150, 2)])
 def test_side_by_side(bench: EmulatedBench, rows: int, single: int) -> None:
     types = [BY_NAME[n] for n in ("q4_K", "q4_K", "q6_K")]
     group, values = bench.group(types, 1024, [160, 32, 32])
@@ -148,7 +148,8 @@ def test_side_by_side(bench: EmulatedBench, rows: int, single: int) -> None:
 
 
 @pytest.mark.parametrize(
-    "rows, single, epilogue", [(1, 1, SILU), (8, 8, GELU), (20, 20, SILU), (40, 0, GELU)]
+    "rows, single, epilogue",
+    [(1, 1, SILU), (8, 8, GELU), (20, 20, SILU), (80, 80, SILU), (40, 0, GELU)],
 )
 def test_gated(bench: EmulatedBench, rows: int, single: int, epilogue: int) -> None:
     group, (gate, up) = bench.group([BY_NAME["q4_K"]] * 2, 512, [88, 88], paired=True)
@@ -188,7 +189,7 @@ def forms(bench: EmulatedBench, group: Group, x: Any, made: Iterable[Make]) -> I
         device.free(block)
 
 
-@pytest.mark.parametrize("rows", [1, 5, 20])
+@pytest.mark.parametrize("rows", [1, 5, 20, 96])
 def test_every_geometry_gives_the_same_bits(bench: EmulatedBench, rows: int) -> None:
     group, _ = bench.group([BY_NAME["q4_K"]], 2560, [176])
     x = bench.activations(rows, 2560).astype(np.float32)
@@ -207,7 +208,7 @@ def test_clusters_of_every_size(rows: int) -> None:
         for wide in choose.hopper_batches(group, 32, HOPPER):
             found.setdefault(
                 wide.ranks,
-                lambda p, ctx, v=wide: matmul.hopper_batch_launches(p, 0, rows, v, ctx),  # type: ignore[misc]
+                lambda p, ctx, v=wide: matmul.hopper_batch_launches(p, v, ctx),  # type: ignore[misc]
             )
     else:
         for ranks in range(1, 9):

@@ -129,6 +129,10 @@ def test_greedy_tokens(card: Facts, name: str) -> None:
     test_cuda_models.test_greedy_tokens_are_those_of_hugging_face(name, {})
 
 
+def test_many_streams() -> None:
+    test_cuda_models.test_many_streams_say_what_hugging_face_says("qwen2-hd128", 4)
+
+
 __all__ = [
     "test_a_packed_table_gives_what_the_file_has",
     "test_a_product_with_its_residual_is_its_chain",

@@ -166,6 +166,8 @@ def test_fused_ffn_is_its_chain(gpu: Any, act: Any, single_rows: int) -> None:
         (140, 3, 128, "gelu", False),
         (140, 3, 128, "gelu", True),
         (200, 40, 192, "silu", False),
+        (195, 3, 96, "silu", False),
+        (288, 96, 96, "gelu", False),
         (300, 1, 256, "gelu", False),
     ],
 )
@@ -180,7 +182,7 @@ def test_halves_handed_over_are_those_of_f32(
     n_ff: int,
 ) -> None:
     """Bit for bit, in tiles of every width; rows that are not real may be anything."""
-    monkeypatch.setattr("minfer.backends.cuda.ops.matmul_choose.MANY_COLUMNS", {tile: 1.0})
+    monkeypatch.setattr("minfer.backends.cuda.ops.matmul_choose.PROMPT_COLUMNS", (tile,))
     gpu = make_gpu(cuda_generic=kept, cuda_halves=kept)
     rng = np.random.default_rng(n_ff)
     shapes = {"gate": (n_ff, N_IN), "up": (n_ff, N_IN), "down": (80, n_ff)}
@@ -198,7 +200,7 @@ def test_halves_handed_over_are_those_of_f32(
     between = builder.node("fused_ffn", (x,), attrs, "ffn", ("gate", "up"))
     y = builder.matmul(between, "down", "y", single_rows)
     inputs = {"x": data, "counts": [single_rows, real - single_rows, 0]}
-    saved = 2 if single_rows > 3 else 1
+    saved = 1 + goes_as_halves(gpu, single_rows)
     check_handover(gpu, (builder, between, y), weights, inputs, real, saved)
 
 
@@ -213,6 +215,8 @@ def test_halves_handed_over_are_those_of_f32(
         (17, "q6_K", 2048, 256, "silu"),
         (33, "q5_0", 512, 768, "gelu"),
         (64, "q4_K", 2048, 384, "silu"),
+        (70, "q4_K", 2048, 256, "silu"),
+        (130, "q6_K", 512, 384, "gelu"),
     ],
 )
 def test_single_rows_handed_over_are_those_of_f32(
@@ -235,9 +239,14 @@ def test_single_rows_handed_over_are_those_of_f32(
         real = rows + others - 1
         data = rng.standard_normal((rows + others, n_in)) * 3
         data[real:] = np.nan
-        inputs = {"x": data, "counts": [rows, others, 0]}
-        saved = (rows > 3) + (others > 64)
+        inputs = {"x": data, "counts": [min(rows, real), max(0, others - 1), 0]}
+        saved = goes_as_halves(gpu, rows) + (others > 64)
         check_handover(gpu, (builder, between, y), weights, inputs, real, saved)
+
+
+def goes_as_halves(gpu: Any, single_rows: int) -> bool:
+    """Whether so many single rows fit as halves, and one launch takes them."""
+    return single_rows > 3 and (single_rows <= 64 or gpu.device.facts.hopper)
 
 
 def check_handover(
@@ -280,6 +289,7 @@ def check_handover(
         (103, 33, 2, 1, 256, "f16"),
         (64, 64, 2, 1, 64, "f16"),
         (40, 40, 8, 8, 112, "q8_0"),
+        (131, 131, 2, 1, 64, "f16"),
     ],
 )
 def test_attention_handed_over_is_that_of_f32(
@@ -311,7 +321,7 @@ def test_attention_handed_over_is_that_of_f32(
     sources = (nodes[name] for name in ("q", "positions", "seqs", "table"))
     between = builder.attention(*sources, stored, attrs, "attention")
     y = builder.matmul(between, "o", "y", single_rows)
-    saved = (3 < single_rows <= 64) + (rows > single_rows)
+    saved = goes_as_halves(gpu, single_rows) + (rows >= single_rows + 64)
     check_handover(gpu, (builder, between, y), weights, inputs, real, saved)
 
 

@@ -30,7 +30,7 @@ TOLERANCE = 1.5e-3
 """Relative error of a product: halves of the weights, with halves as scale and minimum."""
 
 
-SINGLE_ROWS = (1, 3, 8, 9, 17, 64, 100)
+SINGLE_ROWS = (1, 3, 8, 9, 17, 64, 65, 100)
 GENERIC_TYPES = ("q4_K", "q6_K", "q8_0", "q5_0", "iq4_nl", "f16")
 """Types that are swept over with the kernels of cards before Hopper, too: each kind of layout."""
 
@@ -190,7 +190,7 @@ def test_single_rows(bench: Bench, dtype: DType) -> None:
         group, (w,) = bench.group([dtype], n_cols, [88])
         x = bench.activations(100, n_cols)
         alone: dict[str, list[Any]] = {}  # by kernel: rows 0, 5 and 99 among copies of themselves
-        for n in (1, 3, 17):
+        for n in (1, 3, 17, 65):
             runs = [bench.run(group, np.repeat(x[i : i + 1], n, 0), n)[0] for i in (0, 5, 99)]
             alone.setdefault(choose.single_rows_kernel(group, n, bench.device.facts), runs)
         for rows in SINGLE_ROWS:
@@ -218,10 +218,10 @@ def test_many_outputs(bench: Bench, name: str) -> None:
     """More tiles than are kept at a time, and than one wave of blocks takes."""
     n_cols = 1280
     group, (w,) = bench.group([BY_NAME[name]], n_cols, [16400])
-    x = bench.activations(40, n_cols)
+    x = bench.activations(90, n_cols)
     expected = x @ w.T
     before: dict[str, Any] = {}
-    for rows in (1, 5, 12, 20, 40):
+    for rows in (1, 5, 12, 20, 40, 66, 90):
         found = bench.run(group, x[:rows], rows)
         assert error(found, expected[:rows]) < TOLERANCE
         kernel = choose.single_rows_kernel(group, rows, bench.device.facts)
@@ -236,7 +236,7 @@ def test_padded_rows_are_left_alone(bench: Bench) -> None:
     assert error(found[:200], x[:200] @ w.T) < TOLERANCE
 
 
-@pytest.mark.parametrize("rows", [1, 8, 40, 200])
+@pytest.mark.parametrize("rows", [1, 8, 40, 80, 200])
 def test_bias_and_residual(bench: Bench, rows: int) -> None:
     group, (w,) = bench.group([BY_NAME["q4_K"]], 1536, [208])
     x = bench.activations(rows, 1536)
@@ -247,7 +247,7 @@ def test_bias_and_residual(bench: Bench, rows: int) -> None:
     assert error(found, x @ w.T + bias + residual) < TOLERANCE
 
 
-@pytest.mark.parametrize("rows", [1, 2, 5, 12, 20, 150])
+@pytest.mark.parametrize("rows", [1, 2, 5, 12, 20, 90, 150])
 @pytest.mark.parametrize("name, n_cols", [("q4_K", 1536), ("f16", 4104), ("q4_K", 8192)])
 def test_normed(bench: Bench, name: str, n_cols: int, rows: int) -> None:
     """The norm of x, taken in by every path; its wide rows are more than a vector a thread."""
@@ -277,13 +277,13 @@ def test_every_tile_gives_the_same_bits(
     if not bench.device.facts.hopper:
         pytest.skip("weights expand apart")
     group, values = bench.group([BY_NAME[n] for n in mix.split()], n_cols, n_rows)
-    x = bench.activations(302, n_cols)
+    x = bench.activations(290, n_cols)
     bias = bench.rng.standard_normal(group.n_outputs).astype(np.float32)
-    residual = bench.rng.standard_normal((302, group.n_outputs)).astype(np.float32)
+    residual = bench.rng.standard_normal((290, group.n_outputs)).astype(np.float32)
     right = x @ np.concatenate(values).T + bias + residual
     for ranks in (1, 2, 3):
         seen: list[Any] = []
-        for variant in choose.manys(group, 300, ranks, bench.device.facts):
+        for variant in choose.manys(group, 288, ranks, bench.device.facts):
             for grid in {1, min(4, variant.grid), variant.grid}:
                 made = replace(variant, grid=grid)
                 monkeypatch.setattr(choose, "many", lambda *args, made=made: made)
@@ -309,7 +309,7 @@ def test_kept_halves_give_the_same_bits(bench: Bench, monkeypatch: pytest.Monkey
     bench.device.free(kept)
 
 
-@pytest.mark.parametrize("rows", [1, 7, 33, 300])
+@pytest.mark.parametrize("rows", [1, 7, 33, 90, 300])
 @pytest.mark.parametrize("mix", ["q4_K q4_K q6_K", "q8_0 q5_0 f16", "q4_K q5_K q4_K"])
 def test_side_by_side(bench: Bench, rows: int, mix: str) -> None:
     group, values = bench.group([BY_NAME[n] for n in mix.split()], 1792, [448, 64, 64])
@@ -318,7 +318,7 @@ def test_side_by_side(bench: Bench, rows: int, mix: str) -> None:
     assert error(found, x @ np.concatenate(values).T) < TOLERANCE
 
 
-@pytest.mark.parametrize("rows", [1, 8, 20, 260])
+@pytest.mark.parametrize("rows", [1, 8, 20, 90, 260])
 @pytest.mark.parametrize("epilogue", [SILU, GELU])
 def test_gated(bench: Bench, rows: int, epilogue: int) -> None:
     types = [BY_NAME["q4_K"]] * 2
@@ -384,9 +384,15 @@ def geometries(group: Group, rows: int, facts: Facts) -> list[Make]:
         every = choose.hopper_batches(group, chosen.columns, facts)
         wide = [v for v in every if v.ranks == chosen.ranks]
         return [
-            lambda p, ctx, v=v: matmul.hopper_batch_launches(p, 0, rows, v, ctx)
+            lambda p, ctx, v=v: matmul.hopper_batch_launches(p, v, ctx)
             for v in wide[:: len(wide) // 5 + 1]
         ]
+    if kernel == "matmul_many_sm90":
+        ranks = choose.many_singles(group, rows, facts).ranks
+        tiles = choose.manys(group, rows, ranks, facts)
+        return [lambda p, ctx, v=v: matmul.single_many_launches(p, v, ctx) for v in tiles]
+    if rows > choose.MAX_BATCH_ROWS:
+        pytest.skip("several launches")
     usual = choose.batch(group, rows, facts)
     some = list(choose.batches(group, usual.columns, usual.ranks, facts))
     return [
@@ -395,7 +401,7 @@ def geometries(group: Group, rows: int, facts: Facts) -> list[Make]:
     ]
 
 
-@pytest.mark.parametrize("rows", [1, 5, 20])
+@pytest.mark.parametrize("rows", [1, 5, 20, 96])
 def test_every_geometry_gives_the_same_bits(bench: Bench, rows: int) -> None:
     group, _ = bench.group([BY_NAME["q4_K"]], 9472, [176])
     x = bench.activations(rows, 9472)

@@ -7,6 +7,7 @@ import pytest
 from minfer.backends.cuda.device import Facts
 from minfer.backends.cuda.ops import matmul_choose as choose
 from minfer.backends.cuda.ops import matmul_pack
+from minfer.backends.cuda.ops.base import COUNTERS_BYTES
 from minfer.backends.cuda.ops.matmul_pack import FORMATS, Group
 from minfer.dtypes import BY_NAME, WEIGHT_TYPES, DType
 from minfer.graph import WeightSpec
@@ -55,6 +56,11 @@ def test_geometries_fit_and_cover(facts: Facts, dtype: DType, shape: tuple[int, 
         if kernel == "matmul_batch_sm90":
             check_hopper_batch(choose.hopper_batch(made, rows, facts), rows, made, facts)
             continue
+        if kernel == "matmul_many_sm90":
+            tiles = choose.many_singles(made, rows, facts)
+            check_many(tiles, facts)
+            assert tiles.ranks == choose.many_singles(made, 1000, facts).ranks
+            continue
         batch = choose.batch(made, rows, facts)
         assert batch.shared <= facts.shared_limit
         assert batch.grid // batch.ranks * batch.warps * batch.tiles >= made.n_tiles
@@ -66,9 +72,13 @@ def test_geometries_fit_and_cover(facts: Facts, dtype: DType, shape: tuple[int, 
     for rows in (9, 512, 2048):
         assert choose.gemm(made, rows, facts).shared <= facts.shared_limit
         if facts.hopper:
-            many = choose.many(made, rows, facts)
-            assert many.shared <= facts.shared_limit - STATIC
-            assert many.stages >= 2 and many.x_stages >= 2
+            check_many(choose.many(made, rows, facts), facts)
+
+
+def check_many(many: choose.Many, facts: Facts) -> None:
+    assert many.shared <= facts.shared_limit - STATIC
+    assert many.stages >= 2 and many.x_stages >= 2
+    assert many.ranks == 1 or 4 * many.tiles <= COUNTERS_BYTES
 
 
 def check_hopper_batch(batch: choose.HopperBatch, rows: int, made: Group, facts: Facts) -> None:
@@ -115,3 +125,10 @@ def test_a_multiprocessor_takes_one_block_of_a_batch(shape: tuple[int, int], row
         shared = choose.batch(made, rows, H200).shared
     reserved, capacity = 1 << 10, 228 << 10
     assert 2 * (shared + reserved) > capacity
+
+
+@pytest.mark.parametrize("rows", [96, 192, 512, 2048])
+def test_tiles_of_96_columns_are_for_single_rows(rows: int) -> None:
+    made = group(BY_NAME["q4_K"], 3584, 4608)
+    assert choose.many_singles(made, 96, H200).columns == 96
+    assert choose.many(made, rows, H200).columns in choose.PROMPT_COLUMNS

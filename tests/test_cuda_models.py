@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tiny_models import TINY, expected, generate, tiny
+from tiny_models import TINY, expected, generate, run, tiny, tokens
 
 from minfer.backends import create_backend
 from minfer.dtypes import F16, Q8_0, DType
@@ -26,7 +26,12 @@ MARGIN = 0.05
 
 
 def engine_on(
-    name: str, cache_type: DType = F16, n_blocks: int | None = None, **switches: Any
+    name: str,
+    cache_type: DType = F16,
+    n_blocks: int | None = None,
+    n_cells: int = 1024,
+    max_sequences: int = 4,
+    **switches: Any,
 ) -> tuple[Engine, Any]:
     """An engine with all of a model on the GPU, or `n_blocks` there and the rest on the CPU."""
     settings = Settings(**switches)
@@ -38,7 +43,7 @@ def engine_on(
     except BackendError as error:
         pytest.skip(str(error))
     file = tiny(name)
-    sizes = EngineConfig(n_ctx=256, n_cells=1024, max_sequences=4, cache_type=cache_type)
+    sizes = EngineConfig(256, n_cells, max_sequences, cache_type=cache_type)
     return Engine(model_config(file), file_weights(file), devices, sizes, settings), backend
 
 
@@ -95,3 +100,20 @@ def test_greedy_tokens_are_those_of_hugging_face(name: str, switches: dict[str, 
     engine.close()
     assert found[:n] == right["greedy"][:n].tolist()
     assert (counted.replays > 0) == ("no_cuda_graph" not in switches)
+
+
+@pytest.mark.parametrize("name", TINY)
+def test_many_streams_say_what_hugging_face_says(name: str, n_tokens: int = 10) -> None:
+    """Batches of 70 rows and fewer, which take paths of their own; the prompt is known by then."""
+    engine, _ = engine_on(name, n_cells=70 * 128, max_sequences=70)
+    right = expected(name)
+    prompt, n = right["greedy_prompt"].tolist(), min(n_tokens, certain(right))
+    generate(engine, prompt)
+    owners = [
+        engine.add(prompt, SamplingParams(temperature=0.0, max_tokens=n_tokens + i // 66))
+        for i in range(70)
+    ]
+    events = run(engine, *owners)
+    engine.close()
+    for owner in owners:
+        assert tokens(events[owner])[:n] == right["greedy"][:n].tolist()

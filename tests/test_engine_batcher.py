@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from minfer.engine import Sampler, SamplingParams, Sequence
-from minfer.engine.batcher import bucket, pick
+from minfer.engine.batcher import bucket, pick, single_bucket
 
 
 def sequence(n_prompt: int, n_generated: int, n_computed: int) -> Sequence:
@@ -76,3 +76,12 @@ def test_buckets_are_powers_of_two(count: int) -> None:
     assert (size == 0) == (count == 0)
     assert count <= size < max(1, 2 * count)
     assert size & (size - 1) == 0
+
+
+@given(st.integers(0, 5000), st.integers(0, 5000))
+def test_buckets_of_single_rows_have_one_more_between_powers_of_two(count: int, more: int) -> None:
+    size = single_bucket(count)
+    assert count <= size <= bucket(count)
+    assert size in (bucket(count), bucket(count) // 4 * 3)
+    assert size == single_bucket(size) <= single_bucket(count + more)
+    assert size == bucket(count) if count <= 32 else 2 * size < 3 * count

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from minfer.engine import Sampler, SamplingParams, Sequence
-from minfer.engine.batcher import Chunk, bucket
+from minfer.engine.batcher import Chunk, bucket, single_bucket
 from minfer.engine.inputs import fill
 from minfer.graph import PAGE
 
@@ -38,7 +38,7 @@ def batches(draw: st.DrawFn) -> list[Chunk]:
 def test_every_row_is_what_its_chunk_says(before: list[Chunk], chunks: list[Chunk]) -> None:
     n_single = sum(c.count for c in chunks if c.single)
     n_other = sum(c.count for c in chunks if not c.single)
-    rows = max(bucket(n_single) + bucket(n_other), 200)
+    rows = max(single_bucket(n_single) + bucket(n_other), 200)
     names = ("token_ids", "positions", "cells", "seqs", "out_rows")
     inputs = {name: np.full(rows, 77, np.int32) for name in names}
     inputs["counts"] = np.zeros(3, np.int32)
@@ -48,7 +48,7 @@ def test_every_row_is_what_its_chunk_says(before: list[Chunk], chunks: list[Chun
     assert inputs["counts"].tolist() == [n_single, n_other, n_wanted]
     real = set()
     wanted = []
-    row = {True: 0, False: bucket(n_single)}
+    row = {True: 0, False: single_bucket(n_single)}
     for chunk in chunks:
         run = chunk.sequence
         for position in range(chunk.start, chunk.start + chunk.count):

@@ -237,6 +237,15 @@ def test_the_builder_keeps_only_what_is_named() -> None:
     assert list(graph.inputs) == ["blk.3.x", "at"]
 
 
+def test_rows_behind_a_rows_op_are_output_rows() -> None:
+    g = builder(WEIGHTS)
+    x, index = g.input("x", *K), g.input("index", (2,))
+    g.rms_norm(x, "norm", "before", 1e-6)
+    picked = g.rows(x, index, "picked")
+    y = g.rms_norm(picked, "norm", "y", 1e-6)
+    assert g.build(y).output_rows == {picked.id, y.id}
+
+
 def test_the_builder_names_a_missing_tensor() -> None:
     g = builder(WEIGHTS)
     with pytest.raises(GraphError, match="no tensor 'other'"):

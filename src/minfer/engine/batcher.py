@@ -100,5 +100,15 @@ def _shares(prompts: Seq[Sequence], n_rows: int) -> list[tuple[Sequence, int]]:
 
 
 def bucket(count: int) -> int:
-    """Rows rounded up to a power of two, so that few plans serve all steps."""
+    """Rows of prompts rounded up to a power of two, so that few plans serve all steps."""
     return 0 if count == 0 else 1 << (count - 1).bit_length()
+
+
+def single_bucket(count: int) -> int:
+    """Single and output rows rounded up to a power of two or, from 33 on, three quarters of one.
+
+    Products of so many take time by the row, and tiles have places that are not real, too.
+    """
+    whole = bucket(count)
+    less = whole // 4 * 3
+    return less if whole >= 64 and count <= less else whole

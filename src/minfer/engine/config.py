@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from minfer.dtypes import F16, DType
-from minfer.engine.batcher import bucket
+from minfer.engine.batcher import single_bucket
 from minfer.errors import RequestError
 from minfer.graph import PAGE
 from minfer.models import StepShape
@@ -51,7 +51,7 @@ class EngineConfig:
     @property
     def max_single(self) -> int:
         """Places for rows that are alone in their sequence, in the largest step."""
-        return bucket(self.max_sequences)
+        return single_bucket(self.max_sequences)
 
     @property
     def largest_steps(self) -> tuple[StepShape, StepShape]:

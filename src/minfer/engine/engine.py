@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from minfer.backends import Weight
-from minfer.engine.batcher import Chunk, bucket, pick
+from minfer.engine.batcher import Chunk, bucket, pick, single_bucket
 from minfer.engine.config import Counters, EngineConfig
 from minfer.engine.draft import Drafter
 from minfer.engine.flight import Flight, can_fly, follow, next_chunks, supports_sampling, take_off
@@ -418,7 +418,7 @@ class Engine:
 
     def _forward_chunk(self, chunk: Chunk, wanted: Wanted) -> NDArray[np.float32]:
         self._settle()
-        rows = bucket(chunk.count)
+        rows = single_bucket(chunk.count) if chunk.single else bucket(chunk.count)
         single, other = (rows, 0) if chunk.single else (0, rows)
         out_rows = 1 if wanted == "last" else rows
         compiled = self._plans.get(
@@ -477,7 +477,7 @@ class Engine:
         return self._plans.plan(self._shape_for(single_rows, other_rows))
 
     def _shape_for(self, single_rows: int, other_rows: int) -> StepShape:
-        single, other = bucket(single_rows), bucket(other_rows)
+        single, other = single_bucket(single_rows), bucket(other_rows)
         return self.config.step_shape(single, other, max(1, single))
 
     def prefix_pages(self, tokens: Seq[int]) -> tuple[int, list[int]]:
@@ -524,7 +524,7 @@ class Engine:
         other = sum(c.count for c in chunks if not c.single)
         wanted = sum(c.n_wanted for c in chunks)
         penalized = sampled and any(c.sequence.sampler.penalizes for c in chunks)
-        rows = (bucket(single), bucket(other), max(1, bucket(wanted)))
+        rows = (single_bucket(single), bucket(other), max(1, single_bucket(wanted)))
         return self.config.step_shape(*rows, sampled=sampled, penalized=penalized)
 
     def _checked(self, tokens: Seq[int]) -> list[int]:

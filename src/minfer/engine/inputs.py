@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from minfer.engine.batcher import Chunk, bucket
+from minfer.engine.batcher import Chunk, single_bucket
 from minfer.engine.sampling import NO_PENALTY
 from minfer.graph import PAGE
 
@@ -30,7 +30,8 @@ def fill(inputs: Mapping[str, NDArray[np.int32]], chunks: Sequence[Chunk]) -> in
         inputs["page_table"][chunk.sequence.slot, : len(pages)] = pages
     wanted: list[int] = []
     n_single = _fill_singles(inputs, [c for c in chunks if c.single], wanted)
-    n_other = _fill_others(inputs, [c for c in chunks if not c.single], bucket(n_single), wanted)
+    others = [c for c in chunks if not c.single]
+    n_other = _fill_others(inputs, others, single_bucket(n_single), wanted)
     inputs["counts"][:] = (n_single, n_other, len(wanted))
     inputs["out_rows"][: len(wanted)] = wanted
     return len(wanted)

@@ -116,6 +116,15 @@ class Graph:
         return tuple(tuple(r) for r in found)
 
     @cached_property
+    def output_rows(self) -> frozenset[int]:
+        """Ids of the nodes whose rows are output rows: those behind a `rows` op."""
+        found: set[int] = set()
+        for node in self.nodes:
+            if node.op == "rows" or (node.srcs and node.srcs[0] in found):
+                found.add(node.id)
+        return frozenset(found)
+
+    @cached_property
     def inputs(self) -> dict[str, Node]:
         """The nodes the host fills before a step, by name."""
         return {n.name: n for n in self.nodes if n.op == "input"}

@@ -114,13 +114,11 @@ class RowLayout:
 
     @staticmethod
     def of(graph: Graph) -> RowLayout:
-        """The layout of a graph's rows: those behind a `rows` op are output rows."""
-        outputs: set[int] = set()
+        """The layout of a graph's rows."""
         singles: int | None = None
         places = output_places = 0
         for node in graph.nodes:
-            if node.op == "rows" or (node.srcs and node.srcs[0] in outputs):
-                outputs.add(node.id)
+            if node.id in graph.output_rows:
                 output_places = node.shape[0]
             elif singles is None and hasattr(node.attrs, "single_rows"):
                 singles, places = cast(int, node.attrs.single_rows), node.shape[0]
@@ -129,7 +127,7 @@ class RowLayout:
             None if counts is None else counts.id,
             singles,
             places,
-            frozenset(outputs),
+            graph.output_rows,
             output_places,
         )
 

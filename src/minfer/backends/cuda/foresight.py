@@ -31,8 +31,8 @@ SCRATCH_GROWTH = 2.25
 WHEN: Mapping[str, str] = {
     "matmul_vec": "one or two single rows of quantized weights, which stay as they are",
     "matmul_batch": "single rows, up to 16 on Hopper: weights become halves in registers",
-    "matmul_batch_sm90": "more single rows on Hopper: the same, for products of warpgroups",
-    "matmul_many_sm90": "rows of prompts on Hopper: weights become halves in registers",
+    "matmul_batch_sm90": "17 to 64 single rows on Hopper: the same, by products of warpgroups",
+    "matmul_many_sm90": "rows of prompts, and over 64 single ones, on Hopper: the same, in tiles",
     "matmul_gemm": "rows of prompts on other cards",
     "matmul_expand": "weights as halves, for rows of prompts on other cards",
     "attention_decode": "single rows, and all rows with an f32 cache or MINFER_NO_FA_PREFILL",

@@ -31,10 +31,10 @@ def supports(node: Node, graph: Graph) -> str | None:
 
 
 def hands_over(node: Node, graph: Graph, facts: Facts, settings: Settings) -> tuple[bool, bool]:
-    """Both kernels write halves where they are asked to, the split one in one launch."""
+    """Both kernels write halves where they are asked to."""
     assert isinstance(node.attrs, AttentionAttrs)
     tiled = _tiled(graph.states[node.attrs.state].dtype, settings)
-    return tiled and node.attrs.single_rows <= attention_decode.MAX_ROWS, tiled
+    return tiled, tiled
 
 
 def _tiled(cache: DType, settings: Settings) -> bool:

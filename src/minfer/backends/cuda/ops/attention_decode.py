@@ -17,6 +17,9 @@ from minfer.graph import AttentionAttrs, Node, RopeSpec
 STRANDS = 8  # walks of a part
 TILE = 8  # query heads of one work item
 MAX_ROWS = qkv.MAX_MELTED  # of one launch, so that the parts' scratch stays small
+# From row to row in a chunk of halves (`lib/act.cuh`). Launches begin at multiples of eight rows,
+# after which the swizzle repeats.
+CHUNK_ROW_BYTES = 128
 
 
 def n_splits(n_tiles: int) -> int:
@@ -39,7 +42,7 @@ def n_warps(rows: int, n_tiles: int, head_dim: int) -> int:
 
 
 def launches(node: Node, ctx: Context, first: int, end: int) -> list[Launch]:
-    """Attention of rows [first, end), in launches of at most `MAX_ROWS`; of halves just one."""
+    """Attention of rows [first, end), in launches of at most `MAX_ROWS`."""
     attrs = node.attrs
     assert isinstance(attrs, AttentionAttrs)
     state = ctx.states[attrs.state]
@@ -53,6 +56,8 @@ def launches(node: Node, ctx: Context, first: int, end: int) -> list[Launch]:
         before = qkv.Epilogue(ctx.src(node, 0), (0,) * 7, (0.0, 0.0), {})
     else:
         before = qkv.epilogue(projections, ctx)
+    halves = ctx.halves(node.id).single
+    row_bytes = CHUNK_ROW_BYTES if halves else node.shape[1] * 4
     result = []
     for start in range(first, end, MAX_ROWS):
         rows = min(MAX_ROWS, end - start)
@@ -63,7 +68,7 @@ def launches(node: Node, ctx: Context, first: int, end: int) -> list[Launch]:
             ctx.src(node, 1) + start * 4,
             ctx.src(node, 2) + start * 4,
             ctx.src(node, 3),
-            ctx.out(node) + start * node.shape[1] * 4,
+            ctx.out(node) + start * row_bytes,
             ctx.scratch(rows * tiles * splits * record),
             ctx.counters(rows * tiles),
             rows,
@@ -85,7 +90,7 @@ def launches(node: Node, ctx: Context, first: int, end: int) -> list[Launch]:
             attrs.softcap,
             warps,
             before.defines,
-            ctx.halves(node.id).single,
+            halves,
         )
         shared = shared_bytes(attrs.head_dim, splits, warps)
         result.append(Launch(made, (n_blocks, 1, 1), 32 * warps, args, shared))

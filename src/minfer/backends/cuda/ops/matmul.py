@@ -1,10 +1,10 @@
 """Matrix products: `matmul`, `fused_ffn`, and the projections of `fused_qkv`.
 
-Single rows stream the packed weight once (`matmul_vec`, `matmul_batch`, `matmul_batch_sm90`). The
-other rows multiply by it, too, on Hopper (`matmul_many_sm90`), elsewhere by weights expanded to
-halves (`matmul_gemm`): in scratch, or once for all with the setting `cuda_halves`. Geometry is
-`matmul_choose`'s, the packed layout `matmul_pack`'s, halves of weights and of x are
-`matmul_halves`'.
+Single rows stream the packed weight once (`matmul_vec`, `matmul_batch`, `matmul_batch_sm90`). Rows
+of prompts multiply by it, too, on Hopper, as do more single rows than 64 there
+(`matmul_many_sm90`), elsewhere by weights expanded to halves (`matmul_gemm`): in scratch, or once
+for all with the setting `cuda_halves`. Geometry is `matmul_choose`'s, the packed layout
+`matmul_pack`'s, halves of weights and of x are `matmul_halves`'.
 """
 
 from __future__ import annotations
@@ -37,6 +37,8 @@ from minfer.settings import Settings
 
 PLAIN, SILU, GELU = 0, 1, 2
 """Epilogues, as `lib/epilogue.cuh` numbers them."""
+SINGLE_ROWS, OTHER_ROWS, OUTPUT_ROWS = 0, 1, 2
+"""Where the input `counts` has how many rows of a kind are real."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +54,7 @@ class Product:
         bias: f32 [n_outputs], 0 for none.
         residual: shaped like the output, 0 for none.
         halves: which rows of a gated product are written as halves.
+        outputs: whether they are output rows, all of them single ones.
     """
 
     group: Group
@@ -64,6 +67,7 @@ class Product:
     bias: int = 0
     residual: int = 0
     halves: Halves = F32_ROWS
+    outputs: bool = False
 
     @property
     def many_rows(self) -> int:
@@ -140,6 +144,7 @@ def lower(node: Node, ctx: Context) -> list[Launch]:
         bias,
         residual,
         ctx.halves(node.id),
+        node.id in ctx.graph.output_rows,
     )
     return project(product, ctx)
 
@@ -162,14 +167,14 @@ def _single(product: Product, ctx: Context) -> list[Launch]:
     name = choose.single_rows_kernel(product.group, rows, ctx.facts)
     if name == "matmul_vec":
         return _few(product, ctx.facts)
+    if name == "matmul_batch_sm90":
+        wide = choose.hopper_batch(product.group, rows, ctx.facts)
+        return hopper_batch_launches(product, wide, ctx)
+    if name == "matmul_many_sm90":
+        tiles = choose.many_singles(product.group, rows, ctx.facts)
+        return single_many_launches(product, tiles, ctx)
     launches: list[Launch] = []
     first = 0
-    if name == "matmul_batch_sm90":
-        for first in range(0, rows, choose.MAX_BATCH_ROWS):
-            n = min(choose.MAX_BATCH_ROWS, rows - first)
-            wide = choose.hopper_batch(product.group, n, ctx.facts)
-            launches += hopper_batch_launches(product, first, n, wide, ctx)
-        return launches
     while first < rows:
         variant = choose.batch(product.group, rows - first, ctx.facts)
         n = min(variant.columns, rows - first)
@@ -314,16 +319,16 @@ def batch_kernels(
 
 
 def hopper_batch_launches(
-    product: Product, first: int, rows: int, variant: choose.HopperBatch, ctx: Context
+    product: Product, variant: choose.HopperBatch, ctx: Context
 ) -> list[Launch]:
-    """The launches of `matmul_batch_sm90` for `rows` single rows from `first` on."""
-    group = product.group
+    """The launches of `matmul_batch_sm90`, which takes all single rows."""
+    group, rows = product.group, product.single_rows
     x = ctx.scratch(halves_bytes(variant.columns, group))
-    x, launches = _single_x(product, first, rows, Chunks(variant.columns, True), x)
+    x, launches = _single_x(product, 0, rows, Chunks(variant.columns, True), x)
     args = (
         *_addresses(product),
         x,
-        *_ends(product, first),
+        *_ends(product, 0),
         group.n_cols,
         *_tiles(group),
         group.n_outputs,
@@ -353,15 +358,26 @@ def hopper_batch_kernel(
     )
 
 
+def single_many_launches(product: Product, variant: choose.Many, ctx: Context) -> list[Launch]:
+    """The launches of `matmul_many_sm90` for single rows."""
+    group, rows = product.group, product.single_rows
+    chunks = choose.many_rows_chunks(rows, ctx.facts)
+    x_bytes = halves_bytes(chunks.columns, group)
+    room = ctx.scratch(x_bytes + choose.partial_room(group, rows, ctx.facts))
+    x, made = _single_x(product, 0, rows, chunks, room)
+    return [*made, many_launch(product, True, x, room + x_bytes, variant, ctx)]
+
+
 # ---- many rows ----------------------------------------------------------------------------------
 
 
 def _many(product: Product, ctx: Context) -> list[Launch]:
     group, facts, rows = product.group, ctx.facts, product.many_rows
     if facts.hopper:
-        x, partial, launches = _many_x(product, choose.partial_room(group, rows, facts), ctx)
+        sums = choose.partial_room(group, min(rows, choose.SHARED_ROWS), facts)
+        x, partial, launches = _many_x(product, sums, ctx)
         variant = choose.many(group, rows, facts)
-        return [*launches, many_launch(product, x, partial, variant, ctx)]
+        return [*launches, many_launch(product, False, x, partial, variant, ctx)]
     w = ctx.find(halves_key(group.key))
     x, room, launches = _many_x(product, 0 if w else halves_bytes(group.n_rows, group), ctx)
     if not w:
@@ -385,23 +401,34 @@ def _many_x(product: Product, more: int, ctx: Context) -> tuple[int, int, list[L
 
 
 def many_launch(
-    product: Product, x: int, partial: int, variant: choose.Many, ctx: Context
+    product: Product, single: bool, x: int, partial: int, variant: choose.Many, ctx: Context
 ) -> Launch:
-    """The product of packed weights and halves at `x`, with room for sums of ranks at `partial`."""
+    """The product of packed weights and halves at `x`, with room for sums of ranks at `partial`.
+
+    Of the single rows, or of the others. Halves that it writes lie as those that it reads.
+    """
     group = product.group
+    if single:
+        first, rows = 0, product.single_rows
+        out, count = product.halves.single, OUTPUT_ROWS if product.outputs else SINGLE_ROWS
+    else:
+        first, rows = product.single_rows, product.many_rows
+        out, count = product.halves.many, OTHER_ROWS
+    chunks = choose.many_rows_chunks(rows, ctx.facts)
+    assert out in (None, chunks)
     args = (
         *_addresses(product),
         x,
-        *_ends(product, product.single_rows),
+        *_ends(product, first),
         partial,
         ctx.counters(variant.tiles if variant.ranks > 1 else 0),
-        ctx.input("counts"),
+        ctx.input("counts") + 4 * count,
         group.n_cols,
         *_tiles(group),
         group.n_outputs,
-        choose.many_rows_chunks(product.many_rows, ctx.facts).columns,
+        chunks.columns,
     )
-    made = many_kernel(group, product.epilogue, product.halves.many is not None, variant)
+    made = many_kernel(group, product.epilogue, out is not None, variant)
     return Launch(made, (variant.grid, 1, 1), 384, args, variant.shared)
 
 

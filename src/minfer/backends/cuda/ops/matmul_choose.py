@@ -1,14 +1,15 @@
 """Which kernel computes a product, and in what geometry: pure functions of shapes and the device.
 
 Single rows (decode rows, output heads) go to `matmul_vec` while they are few, quantized and fit its
-shared memory, else to `matmul_batch` or, if they are many and this is Hopper, `matmul_batch_sm90`;
-a row's bits are the same in every variant of each, whatever other rows there are. The other rows go
-to `matmul_many_sm90` on Hopper, elsewhere to `matmul_gemm`, by weights expanded to halves.
+shared memory, else to `matmul_batch` or, if this is Hopper and they are more, `matmul_batch_sm90`
+up to 64, then `matmul_many_sm90`; a row's bits are the same in every variant of each, whatever
+other rows there are. Rows of prompts go to `matmul_many_sm90` on Hopper, elsewhere to
+`matmul_gemm`, by weights expanded to halves.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, replace
 from functools import cache
 from itertools import product
@@ -73,16 +74,18 @@ def single_rows_kernel(group: Group, rows: int, facts: Facts) -> str:
     plain = any(s.format.plain for s in group.segments)
     if rows <= MAX_VEC_ROWS and not plain and _fits(group, 1, facts):
         return "matmul_vec"
-    if facts.hopper and rows > MAX_MMA_ROWS:
-        return "matmul_batch_sm90"
-    return "matmul_batch"
+    if not facts.hopper or rows <= MAX_MMA_ROWS:
+        return "matmul_batch"
+    return "matmul_batch_sm90" if rows <= MAX_BATCH_ROWS else "matmul_many_sm90"
 
 
 def single_rows_chunks(group: Group, rows: int, facts: Facts) -> Chunks | None:
     """How one launch for so many single rows has x; None where it takes more, or x as f32."""
     name = single_rows_kernel(group, rows, facts)
-    if rows > MAX_BATCH_ROWS or name == "matmul_vec":
+    if name == "matmul_vec":
         return None
+    if name == "matmul_many_sm90":
+        return many_rows_chunks(rows, facts)
     if name == "matmul_batch_sm90":
         return Chunks(_hopper_columns(rows), True)
     columns = batch(group, rows, facts).columns
@@ -296,7 +299,7 @@ def hopper_batch(group: Group, rows: int, facts: Facts) -> HopperBatch:
 
 
 def _hopper_columns(rows: int) -> int:
-    return next((n for n in HOPPER_COLUMNS if n >= rows), MAX_BATCH_ROWS)
+    return next(n for n in HOPPER_COLUMNS if n >= rows)
 
 
 def hopper_batches(group: Group, columns: int, facts: Facts) -> Iterator[HopperBatch]:
@@ -338,11 +341,11 @@ def hopper_cost(group: Group, variant: HopperBatch, facts: Facts) -> float:
 
 
 TILE_M = 128
-"""Rows of prompts are padded to a multiple of it."""
+"""Rows of prompts, and more single rows than 64, are padded to a multiple of it."""
 
 
 def many_rows_chunks(rows: int, facts: Facts) -> Chunks:
-    """How products have so many rows of prompts."""
+    """How products have so many rows of prompts, or, on Hopper, more single rows than 64."""
     return Chunks(blocks(rows, TILE_M) * TILE_M, facts.hopper)
 
 
@@ -374,10 +377,18 @@ class Many:
     shared: int
 
 
-MANY_COLUMNS = {256: 1.0, 192: 1.07, 128: 1.18, 64: 1.7}
-"""Rows of x a tile may cover -> time a unit of work takes in it, relative to the widest."""
+MANY_COLUMNS = {256: 1.0, 192: 1.07, 128: 1.18, 96: 1.35, 64: 1.7}
+"""Rows of x a tile may cover -> time a unit of work takes in it, relative to the widest.
+
+Of 96 that is not measured, but lies between its neighbours.
+"""
+PROMPT_COLUMNS = (256, 192, 128, 64)
+"""Those that rows of prompts choose among; 96 fill buckets of single rows."""
 SHARED_ROWS = 256
-"""Rows of prompts up to which blocks share the K of their tiles, where tiles are few."""
+"""Rows of prompts up to which blocks share the K of their tiles, where tiles are few.
+
+Of single rows they always do: that is numerics, and a row must not tell how many others there are.
+"""
 _MANY_WARPS = 8
 _MANY_FIXED = 9 << 10
 """Bytes of shared memory for outputs on their way to be halves, and for alignment."""
@@ -386,20 +397,25 @@ _MANY_FIXED = 9 << 10
 def many(group: Group, rows: int, facts: Facts) -> Many:
     """The geometry for `rows` rows of prompts: the one whose busiest multiprocessor does least."""
     ranks = _many_ranks(group, facts) if rows <= SHARED_ROWS else 1
-    return _best_many(group, rows, ranks, facts)
+    return _best_many(group, rows, ranks, facts, PROMPT_COLUMNS)
+
+
+def many_singles(group: Group, rows: int, facts: Facts) -> Many:
+    """The geometry for more than `MAX_BATCH_ROWS` single rows on Hopper."""
+    return _best_many(group, rows, _many_ranks(group, facts), facts, MANY_COLUMNS)
 
 
 def partial_room(group: Group, rows: int, facts: Facts) -> int:
-    """Bytes of sums that wait for those of other ranks, for so many rows of prompts or fewer."""
+    """Bytes of sums that wait for those of other ranks, of so many rows or fewer that share K."""
     ranks = _many_ranks(group, facts)
-    rows = min(rows, SHARED_ROWS)
     padded = max(blocks(rows, columns) * columns for columns in MANY_COLUMNS)
     w_tiles = blocks(group.n_tiles, _MANY_WARPS)
     return 4 * _MANY_WARPS * matmul_pack.TILE * w_tiles * padded * ranks if ranks > 1 else 0
 
 
-def _best_many(group: Group, rows: int, ranks: int, facts: Facts) -> Many:
-    return min(manys(group, rows, ranks, facts), key=lambda v: many_cost(group, v, facts))
+def _best_many(group: Group, rows: int, ranks: int, facts: Facts, columns: Collection[int]) -> Many:
+    some = [v for v in manys(group, rows, ranks, facts) if v.columns in columns]
+    return min(some, key=lambda v: many_cost(group, v, facts))
 
 
 def _many_ranks(group: Group, facts: Facts) -> int:
@@ -412,7 +428,8 @@ def _ranks_of_shape(group: Group, facts: Facts) -> int:
     """The same of a group without names: every layer asks for the same few shapes."""
 
     def cost(ranks: int) -> float:
-        found = [_best_many(group, n, ranks, facts) for n in (64, 128, SHARED_ROWS)]
+        rows = (64, 128, SHARED_ROWS)
+        found = [_best_many(group, n, ranks, facts, PROMPT_COLUMNS) for n in rows]
         return sum(many_cost(group, v, facts) for v in found)
 
     # as many as have a multiprocessor each where x has one tile

@@ -1,5 +1,5 @@
-// y = x W^T for the rows of prompts on Hopper: weights expand in registers, as operands of
-// warpgroup products.
+// y = x W^T on Hopper for the rows of prompts, and for more single rows than 64: weights expand in
+// registers, as operands of warpgroup products.
 //
 // What: as `matmul_vec.cu`.
 // Layouts: W blocks of `lib/quant.cuh`, up to three weights side by side; x chunked halves of
@@ -18,7 +18,7 @@
 // Numerics: f32 sums over ascending k of a rank's share, in the order of x, ranks in order.
 // Versions: 1 (2026-11): gate and up of a 7B layer, q4_K, at 512 / 2048 rows: 231 / 873 us. Weights
 //   expanded by a launch of their own, both operands in shared memory: 297 / 988.
-// Macros: COLUMNS (one of 64, 128, 192, 256), RANKS, STAGES of a warp's ring, X_STAGES, EPILOGUE
+// Macros: COLUMNS (one of 64, 96, 128, 192, 256), RANKS, STAGES of a warp's ring, X_STAGES, EPILOGUE
 //   (`lib/epilogue.cuh`), HALVES (0/1), TYPE0..2.
 #include "lib/epilogue.cuh"
 #include "lib/pipeline.cuh"
@@ -83,7 +83,8 @@ DEVICE void write_vectors(const Output& y, const float (&d)[N], u8* buffers, int
 // added and true. By both computing warpgroups; `last` is in shared memory.
 template <int N>
 DEVICE bool add_ranks(float (&d)[N], float4* partial, u32* counter, int rank, int& last) {
-    constexpr int FOURS = N / 4, BEHIND = 8;  // loads on their way together
+    constexpr int FOURS = N / 4, BEHIND = FOURS % 8 ? 6 : 8;  // loads on their way together
+    static_assert(FOURS % BEHIND == 0, "every sum is added");
     int thread = threadIdx.x;
     float4* mine = partial + rank * FOURS * CONSUMERS + thread;
 #pragma unroll
@@ -120,7 +121,7 @@ DEVICE bool add_ranks(float (&d)[N], float4* partial, u32* counter, int rank, in
 KERNEL __launch_bounds__(CONSUMERS + 128, 1)
 matmul_many_sm90(const u8* w0, const u8* w1, const u8* w2, const float* factor, const u8* x,
                  const float* bias, const float* residual, float* out, float4* partial,
-                 u32* counters, const int* counts, int k, int tiles0, int tiles1, int tiles2,
+                 u32* counters, const int* count, int k, int tiles0, int tiles1, int tiles2,
                  int stride, int padded_m) {
     extern __shared__ __align__(1024) u8 shared[];
     u8* xs = align_shared(shared);
@@ -143,7 +144,7 @@ matmul_many_sm90(const u8* w0, const u8* w1, const u8* w2, const float* factor, 
 
     int n_strips = (k + 127) / 128, n_pieces = (k + 255) / 256;
     int first1 = tiles0, first2 = tiles0 + tiles1, n_tiles = first2 + tiles2;
-    int m = counts[1];  // rows that are real; an input of the step, which no kernel writes
+    int m = *count;  // rows that are real; an input of the step, which no kernel writes
     int columns = (m + COLUMNS - 1) / COLUMNS;  // tiles of x
     int n_works = columns * ((n_tiles + WARPS - 1) / WARPS) * RANKS;
     // of work w: its rank w % RANKS, its tile of x, and its block of W, which changes last
