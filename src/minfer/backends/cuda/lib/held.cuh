@@ -21,37 +21,49 @@ struct Vals {
     Raw piece[BANDS][4];
 };
 
-DEVICE void fetch_keys(Keys& k, const Planes& planes, const Walk& w) {
-    int g = threadIdx.x % WARP / 4, t = threadIdx.x % 4;
-#pragma unroll
-    for (int j = 0; j < 2; j++)
-#pragma unroll
-        for (int c = 0; c < CHUNKS; c++) {
-            int key = w.local + 8 * j + g;
-            bool valid = !w.done() && w.seen(8 * j + g);
-            if (chunk_values(c) == 8)
-                fetch<8>(k.piece[j][c], planes.k, planes.k_scales, w.block, key, 32 * c + 8 * t,
-                         valid);
-            else
-                fetch<4>(k.piece[j][c], planes.k, planes.k_scales, w.block, key, 32 * c + 4 * t,
-                         valid);
-        }
-}
+// Where a lane's pieces of a walk's keys are: those of even chunks, of odd ones, and of a short one.
+struct KeySource {
+    Source even, odd, rest;
 
-DEVICE void fetch_band(Raw (&piece)[4], int b, const Planes& planes, const Walk& w) {
+    DEVICE KeySource(const Planes& planes, const Walk& w, int g, int t)
+        : even(planes.k, planes.k_scales, w.block, w.local + g, 8 * t),
+          odd(planes.k, planes.k_scales, w.block, w.local + g, 32 + 8 * t),
+          rest(planes.k, planes.k_scales, w.block, w.local + g, 4 * t) {}
+
+    DEVICE void fetch(Raw& piece, int j, int c, bool valid) const {
+        const Source& full = c % 2 ? odd : even;
+        if (chunk_values(c) == 8)
+            full.fetch<8>(piece, 8 * j, c / 2 * 64, valid);
+        else
+            rest.fetch<4>(piece, 8 * j, 32 * c, valid);
+    }
+};
+
+DEVICE void fetch_keys(Keys& k, const Planes& planes, const Walk w) {
     int g = threadIdx.x % WARP / 4, t = threadIdx.x % 4;
+    KeySource keys(planes, w, g, t);
 #pragma unroll
-    for (int j = 0; j < 4; j++) {
-        int offset = 8 * (j / 2) + 2 * t + j % 2, key = w.local + offset;
-        bool valid = !w.done() && w.seen(offset);
-        int n = band_values(b), d = band_start(b) + n * g;
-        if (n == 8) fetch<8>(piece[j], planes.v, planes.v_scales, w.block, key, d, valid);
-        if (n == 4) fetch<4>(piece[j], planes.v, planes.v_scales, w.block, key, d, valid);
-        if (n == 2) fetch<2>(piece[j], planes.v, planes.v_scales, w.block, key, d, valid);
+    for (int j = 0; j < 2; j++) {
+        bool valid = !w.done() & w.seen(8 * j + g);
+#pragma unroll
+        for (int c = 0; c < CHUNKS; c++) keys.fetch(k.piece[j][c], j, c, valid);
     }
 }
 
-DEVICE void fetch_vals(Vals& v, const Planes& planes, const Walk& w) {
+DEVICE void fetch_band(Raw (&piece)[4], int b, const Planes& planes, const Walk& w) {
+    int g = threadIdx.x % WARP / 4, t = threadIdx.x % 4, n = band_values(b);
+#pragma unroll
+    for (int j = 0; j < 4; j++) {
+        int k = 2 * t + j % 2, far = 8 * (j / 2);
+        bool valid = !w.done() & w.seen(k + far);
+        Source vals(planes.v, planes.v_scales, w.block, w.local + k, n * g);
+        if (n == 8) vals.fetch<8>(piece[j], far, band_start(b), valid);
+        if (n == 4) vals.fetch<4>(piece[j], far, band_start(b), valid);
+        if (n == 2) vals.fetch<2>(piece[j], far, band_start(b), valid);
+    }
+}
+
+DEVICE void fetch_vals(Vals& v, const Planes& planes, const Walk w) {
 #pragma unroll
     for (int b = 0; b < BANDS; b++) fetch_band(v.piece[b], b, planes, w);
 }

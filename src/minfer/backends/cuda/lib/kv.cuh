@@ -26,7 +26,7 @@ DEVICE i64 kv_block(int page, int kv_head, int n_kv_heads) {
 template <int D, int K>
 DEVICE constexpr int value_at(int key, int d) {
     if (K != KV_F16 || D % 64) return key * D + d;
-    return (d / 64 * PAGE + key) * 64 + ((d / 8 % 8) ^ (key % 8)) * 8 + d % 8;
+    return (d / 64 * PAGE + key) * 64 + ((d / 8 ^ key) & 7) * 8 + d % 8;
 }
 
 // Where the scale of feature d is within its block, in halves.

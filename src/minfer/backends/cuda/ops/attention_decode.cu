@@ -209,18 +209,13 @@ DEVICE void attend(Shared& shared, int strand, const uint4 (&q)[CHUNKS][2][WARP]
 #pragma unroll
                 for (int c = 0; c < CHUNKS; c++) multiply_chunk(s[j], q, c, k.piece[j][c]);
         } else {
+            KeySource keys(planes, w, g, t);
 #pragma unroll 1
             for (int c = 0; c < CHUNKS; c++)
 #pragma unroll
                 for (int j = 0; j < 2; j++) {
                     Raw piece;
-                    int key = w.local + 8 * j + g, n = 32 * c + 32 <= HD ? 8 : 4;
-                    if (n == 8)
-                        fetch<8>(piece, planes.k, planes.k_scales, w.block, key, 32 * c + 8 * t,
-                                 w.seen(8 * j + g));
-                    else
-                        fetch<4>(piece, planes.k, planes.k_scales, w.block, key, 32 * c + 4 * t,
-                                 w.seen(8 * j + g));
+                    keys.fetch(piece, j, c, w.seen(8 * j + g));
                     multiply_chunk(s[j], q, c, piece);
                 }
         }
