@@ -6,7 +6,9 @@
 constexpr int CHUNKS = (HD + 31) / 32;  // of 32 head features for K, the last may be 16
 constexpr int BANDS = HD / 64 + HD % 64 / 32 + HD % 32 / 16;  // of 64, then 32, then 16 for V
 
-DEVICE constexpr int chunk_values(int c) { return HD - 32 * c >= 32 ? 8 : 4; }  // a lane's
+DEVICE constexpr int chunk_values(int c) {  // a lane's
+    return HD % 32 == 0 || HD - 32 * c >= 32 ? 8 : 4;
+}
 DEVICE constexpr int band_values(int b) {
     return b < HD / 64 ? 8 : b == HD / 64 && HD % 64 >= 32 ? 4 : 2;
 }
@@ -30,12 +32,13 @@ struct KeySource {
           odd(planes.k, planes.k_scales, w.block, w.local + g, 32 + 8 * t),
           rest(planes.k, planes.k_scales, w.block, w.local + g, 4 * t) {}
 
-    DEVICE void fetch(Raw& piece, int j, int c, bool valid) const {
-        const Source& full = c % 2 ? odd : even;
-        if (chunk_values(c) == 8)
-            full.fetch<8>(piece, 8 * j, c / 2 * 64, valid);
+    // Of key tile j, chunk c + i, where c is even and i is 0 or 1.
+    DEVICE void fetch(Raw& piece, int j, int i, int c, bool valid) const {
+        const Source& full = i ? odd : even;
+        if (chunk_values(c + i) == 8)
+            full.fetch<8>(piece, 8 * j, 32 * c, valid);
         else
-            rest.fetch<4>(piece, 8 * j, 32 * c, valid);
+            rest.fetch<4>(piece, 8 * j, 32 * (c + i), valid);
     }
 };
 
@@ -46,7 +49,7 @@ DEVICE void fetch_keys(Keys& k, const Planes& planes, const Walk w) {
     for (int j = 0; j < 2; j++) {
         bool valid = !w.done() & w.seen(8 * j + g);
 #pragma unroll
-        for (int c = 0; c < CHUNKS; c++) keys.fetch(k.piece[j][c], j, c, valid);
+        for (int c = 0; c < CHUNKS; c++) keys.fetch(k.piece[j][c], j, c % 2, c / 2 * 2, valid);
     }
 }
 
@@ -66,6 +69,29 @@ DEVICE void fetch_band(Raw (&piece)[4], int b, const Planes& planes, const Walk&
 DEVICE void fetch_vals(Vals& v, const Planes& planes, const Walk w) {
 #pragma unroll
     for (int b = 0; b < BANDS; b++) fetch_band(v.piece[b], b, planes, w);
+}
+
+// Ask for a walk's keys and values as far as the L2 cache, since registers hold one page of it.
+DEVICE void ask(const Planes& planes, const Walk& w) {
+    constexpr int WIDTH = band_width<HD, KV>(), BANDS_OF_PAGE = HD / WIDTH;
+    int lane = threadIdx.x % WARP, band = lane % BANDS_OF_PAGE;
+    if (w.done()) return;
+    i64 first = (i64)w.block * PAGE * HD + w.local * WIDTH;
+    const u8* plane = lane < BANDS_OF_PAGE ? planes.k : planes.v;
+    if (lane < 2 * BANDS_OF_PAGE)
+        prefetch(plane + (first + band * PAGE * WIDTH) * value_bytes(KV),
+                 KEYS * WIDTH * value_bytes(KV));
+    if (KV == KV_Q8_0 && lane / 2 == 1)
+        prefetch((lane == 2 ? planes.k_scales : planes.v_scales) + first / scale_group(HD),
+                 KEYS * HD / scale_group(HD) * sizeof(f16));
+}
+
+// The same of the page of the walk that follows.
+DEVICE void ask_beyond(const Planes& planes, Walk w, const i32* table, int kv_head,
+                       int n_kv_heads) {
+    w.page += PAGES;
+    w.find(table, kv_head, n_kv_heads);
+    ask(planes, w);
 }
 
 // Take the key and value at `position`, if the walk begins with them, from where they lie packed.

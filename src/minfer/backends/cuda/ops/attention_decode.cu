@@ -202,6 +202,13 @@ DEVICE void attend(Shared& shared, int strand, const uint4 (&q)[CHUNKS][2][WARP]
         fetch_vals(v, planes, after);
     }
     while (!w.done()) {
+        Walk next = w;
+        next.page += PAGES;
+        next.find(table, kv_head, n_kv_heads);
+        if (EARLY)
+            ask_beyond(planes, next, table, kv_head, n_kv_heads);
+        else
+            ask(planes, next);
         float s[2][4] = {};
         if (EARLY) {
 #pragma unroll
@@ -211,17 +218,18 @@ DEVICE void attend(Shared& shared, int strand, const uint4 (&q)[CHUNKS][2][WARP]
         } else {
             KeySource keys(planes, w, g, t);
 #pragma unroll 1
-            for (int c = 0; c < CHUNKS; c++)
+            for (int c = 0; c < CHUNKS; c += 2) {
+                Raw piece[2][2];
 #pragma unroll
-                for (int j = 0; j < 2; j++) {
-                    Raw piece;
-                    keys.fetch(piece, j, c, w.seen(8 * j + g));
-                    multiply_chunk(s[j], q, c, piece);
-                }
+                for (int i = 0; i < 4; i++)
+                    if (c + i / 2 < CHUNKS)
+                        keys.fetch(piece[i / 2][i % 2], i % 2, i / 2, c, w.seen(i % 2 * 8 + g));
+#pragma unroll
+                for (int i = 0; i < 4; i++)
+                    if (c + i / 2 < CHUNKS)
+                        multiply_chunk(s[i % 2], q, c + i / 2, piece[i / 2][i % 2]);
+            }
         }
-        Walk next = w;
-        next.page += PAGES;
-        next.find(table, kv_head, n_kv_heads);
         Walk then = next.done() ? after : next;
         if (EARLY) fetch_keys(k, planes, then);
         float x[4], best = -INFINITY;
@@ -368,6 +376,7 @@ KERNEL __launch_bounds__(THREADS, WALKS)
     auto find = [&](int which, int number) {
         if (thread % WARP == 0) find_item(shared.items[which][thread / WARP], number, shared);
         __syncwarp();
+        if (!EARLY) ask(planes, shared.items[which][thread / WARP].walk);
     };
     // an item's queries and, of what follows the projections, all that it reads
     auto bring = [&](int which, Rotation<ROTATED>& rotation) {
@@ -382,7 +391,10 @@ KERNEL __launch_bounds__(THREADS, WALKS)
         fetch_keys(keys, planes, item.walk);
         fetch_vals(vals, planes, item.walk);
     };
-    if (EARLY) fetch_first(begin);
+    if (EARLY) {
+        fetch_first(begin);
+        ask_beyond(planes, begin.walk, page_table, begin.kv_head, n_kv_heads);
+    }
     Rotation<ROTATED> first;
     if (PROJECTED && blockIdx.x < items) projections.turn(first, begin.span.end - 1);
     pdl_wait();
