@@ -103,6 +103,7 @@ DEVICE void bring_queries(Shared& shared, int which, const Projections& q, float
     const Item& item = shared.items[which][warp];
     float* mine = shared.heads[warp];
     if (PROJECTED) q.turn(rotation, item.span.end - 1);
+#pragma unroll 1
     for (int g = warp; g < TILE; g += WARPS) {
         if (g < item.heads) {
             if (PROJECTED) {
@@ -129,6 +130,7 @@ DEVICE void store_new(Shared& shared, int which, const Projections& kv, const Pl
     Item& item = shared.items[which][warp];
     int from = max(item.span.first, item.first_key()), end = min(item.span.end, item.end_key());
     int newest = 0x7fffffff;
+#pragma unroll 1
     for (int base = 0; base < plan.rows; base += WARP) {
         int r = base + lane, position = -1;
         if (r < plan.rows && shared.seqs[r] == shared.seqs[item.row])
@@ -347,6 +349,7 @@ KERNEL __launch_bounds__(THREADS, WALKS)
     // items before each row, by one warp
     if (thread < WARP) {
         int before = 0;
+#pragma unroll 1
         for (int base = 0; base < rows; base += WARP) {
             int r = base + thread, count = 0;
             if (r < rows) {
