@@ -399,7 +399,10 @@ KERNEL __launch_bounds__(THREADS, WALKS)
         ask_beyond(planes, begin.walk, page_table, begin.kv_head, n_kv_heads);
     }
     Rotation<ROTATED> first;
-    if (PROJECTED && blockIdx.x < items) projections.turn(first, begin.span.end - 1);
+    if (PROJECTED && blockIdx.x < items) {
+        if (thread == 0) projections.ask(begin.head, begin.heads, begin.kv_head);
+        projections.turn(first, begin.span.end - 1);
+    }
     pdl_wait();
     if (blockIdx.x < items) {
         if (EARLY && !PROJECTED && begin.ends_new()) fetch_first(begin);
