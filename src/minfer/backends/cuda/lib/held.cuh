@@ -23,7 +23,7 @@ struct Vals {
     Raw piece[BANDS][4];
 };
 
-// Where a lane's pieces of a walk's keys are: those of even chunks, of odd ones, and of a short one.
+// Where a lane's pieces of a walk's keys are: of even chunks, of odd ones, and of a short last one.
 struct KeySource {
     Source even, odd, rest;
 

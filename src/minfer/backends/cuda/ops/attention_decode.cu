@@ -24,11 +24,11 @@
 //          features and over keys are permuted so that no piece has to move.
 // Overlap: positions, seqs and the page table are inputs of the step, and only a row's last
 //          `new_keys` keys may be stored in this step; so the first pieces are fetched before the
-//          kernel before ends, and again if they are that new. If PROJECTED, an item stores the
-//          keys and values of this step that it reads; behind a barrier its row's own are taken
-//          from shared memory, those of the sequence's other rows fetched again. Items that share
-//          them (rows of one sequence, tiles of a group) store the same bytes, so it does not
-//          matter whose a read finds.
+//          kernel before ends, and again if they are that new. What follows them is asked for as
+//          far as the L2 cache. If PROJECTED, an item stores the keys and values of this step that
+//          it reads; behind a barrier its row's own are taken from shared memory, those of the
+//          sequence's other rows fetched again. Items that share them (rows of one sequence, tiles
+//          of a group) store the same bytes, so it does not matter whose a read finds.
 // Floor:   bytes of the keys and values once.
 // Limits:  HD a multiple of 16 up to 256; any GROUP; at most 64 rows a launch. If PROJECTED, all
 //          rows of the step are single ones of this launch.
