@@ -207,10 +207,7 @@ DEVICE void attend(Shared& shared, int strand, const uint4 (&q)[CHUNKS][2][WARP]
         Walk next = w;
         next.page += PAGES;
         next.find(table, kv_head, n_kv_heads);
-        if (EARLY)
-            ask_beyond(planes, next, table, kv_head, n_kv_heads);
-        else
-            ask(planes, next);
+        if (!EARLY) ask(planes, next);
         float s[2][4] = {};
         if (EARLY) {
 #pragma unroll
@@ -233,7 +230,10 @@ DEVICE void attend(Shared& shared, int strand, const uint4 (&q)[CHUNKS][2][WARP]
             }
         }
         Walk then = next.done() ? after : next;
-        if (EARLY) fetch_keys(k, planes, then);
+        if (EARLY) {
+            fetch_keys(k, planes, then);
+            ask_beyond(planes, next, table, kv_head, n_kv_heads);
+        }
         float x[4], best = -INFINITY;
 #pragma unroll
         for (int j = 0; j < 4; j++) {  // keys 2t, 2t + 1, 2t + 8, 2t + 9
