@@ -230,8 +230,12 @@ DEVICE void attend(Shared& shared, int strand, const uint4 (&q)[CHUNKS][2][WARP]
             }
         }
         Walk then = next.done() ? after : next;
-        if (EARLY) {
+        Vals coming = {};
+        if (EARLY && then.done()) {
+            k = {};  // else what is there would have to be kept
+        } else if (EARLY) {
             fetch_keys(k, planes, then);
+            fetch_vals(coming, planes, then);
             ask_beyond(planes, next, table, kv_head, n_kv_heads);
         }
         float x[4], best = -INFINITY;
@@ -270,7 +274,7 @@ DEVICE void attend(Shared& shared, int strand, const uint4 (&q)[CHUNKS][2][WARP]
             else
                 multiply_band(sums[b], p, b, late);
         }
-        if (EARLY) fetch_vals(v, planes, then);
+        if (EARLY) v = coming;
         w = next;
     }
     total += __shfl_xor_sync(FULL_MASK, total, 1);
