@@ -82,10 +82,11 @@ class Heads:
         """q of the new rows, k and v of all positions."""
         source = np.random.default_rng([seq.key, self.n_heads, self.head_dim])
         total = seq.past + seq.new
+        drawn = max(640, total)
         width = self.n_kv_heads * self.head_dim
-        k = source.standard_normal((640, width)).astype(np.float32)[:total] * self.size
-        v = source.standard_normal((640, width)).astype(np.float32)[:total]
-        q = source.standard_normal((640, self.n_heads * self.head_dim)).astype(np.float32)
+        k = source.standard_normal((drawn, width)).astype(np.float32)[:total] * self.size
+        v = source.standard_normal((drawn, width)).astype(np.float32)[:total]
+        q = source.standard_normal((drawn, self.n_heads * self.head_dim)).astype(np.float32)
         return q[seq.past : total] * self.size, k, v
 
 

@@ -47,12 +47,8 @@ CONTAINS = (
 """Kernel, architectures, and the instructions without which it would be slow there."""
 
 
-F16, Q8_0 = KIND[dtypes.F16], KIND[dtypes.Q8_0]
 SPILLS: Mapping[tuple[int, int], Mapping[str, int]] = {
-    (256, Q8_0): {"80": 8, "86": 16, "89": 16, "90a": 32},
-    (256, F16): {"100a": 12, "120a": 32},
-    (112, F16): {"100a": 8, "120a": 20},
-    (112, Q8_0): {"100a": 8, "120a": 4},
+    (256, KIND[dtypes.F16]): {"100a": 8, "120a": 8},
 }
 """What is let through of `attention_decode`: by head size and cache, bytes on an architecture.
 Counters that are read outside of the loop over keys."""

@@ -114,3 +114,4 @@ def test_a_row_does_not_depend_on_its_batch(card: Facts, dtype: DType) -> None:
 def test_many_parts_are_combined() -> None:
     """Rows so long that several blocks share one, and the last to arrive adds their parts."""
     close(HOPPER, Heads(4, 2), decode(600, 639, 511))
+    close(HOPPER, Heads(2, 1), decode(4200))  # more than are asked for at once

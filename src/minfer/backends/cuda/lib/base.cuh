@@ -116,6 +116,13 @@ DEVICE int keep(int x) {
     return x;
 }
 
+// The same place; what is added to it later is added in the instruction that reads there.
+template <class T>
+DEVICE T* keep(T* p) {
+    asm("" : "+l"(p));
+    return p;
+}
+
 // ---- warps and blocks ---------------------------------------------------------------------------
 
 DEVICE float warp_sum(float x) {

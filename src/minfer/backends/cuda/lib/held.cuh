@@ -6,7 +6,9 @@
 constexpr int CHUNKS = (HD + 31) / 32;  // of 32 head features for K, the last may be 16
 constexpr int BANDS = HD / 64 + HD % 64 / 32 + HD % 32 / 16;  // of 64, then 32, then 16 for V
 
-DEVICE constexpr int chunk_values(int c) { return HD - 32 * c >= 32 ? 8 : 4; }  // a lane's
+DEVICE constexpr int chunk_values(int c) {  // a lane's
+    return HD % 32 == 0 || HD - 32 * c >= 32 ? 8 : 4;
+}
 DEVICE constexpr int band_values(int b) {
     return b < HD / 64 ? 8 : b == HD / 64 && HD % 64 >= 32 ? 4 : 2;
 }
@@ -21,39 +23,75 @@ struct Vals {
     Raw piece[BANDS][4];
 };
 
-DEVICE void fetch_keys(Keys& k, const Planes& planes, const Walk& w) {
-    int g = threadIdx.x % WARP / 4, t = threadIdx.x % 4;
-#pragma unroll
-    for (int j = 0; j < 2; j++)
-#pragma unroll
-        for (int c = 0; c < CHUNKS; c++) {
-            int key = w.local + 8 * j + g;
-            bool valid = !w.done() && w.seen(8 * j + g);
-            if (chunk_values(c) == 8)
-                fetch<8>(k.piece[j][c], planes.k, planes.k_scales, w.block, key, 32 * c + 8 * t,
-                         valid);
-            else
-                fetch<4>(k.piece[j][c], planes.k, planes.k_scales, w.block, key, 32 * c + 4 * t,
-                         valid);
-        }
-}
+// Where a lane's pieces of a walk's keys are: of even chunks, of odd ones, and of a short last one.
+struct KeySource {
+    Source even, odd, rest;
 
-DEVICE void fetch_band(Raw (&piece)[4], int b, const Planes& planes, const Walk& w) {
+    DEVICE KeySource(const Planes& planes, const Walk& w, int g, int t)
+        : even(planes.k, planes.k_scales, w.block, w.local + g, 8 * t),
+          odd(planes.k, planes.k_scales, w.block, w.local + g, 32 + 8 * t),
+          rest(planes.k, planes.k_scales, w.block, w.local + g, 4 * t) {}
+
+    // Of key tile j, chunk c + i, where c is even and i is 0 or 1.
+    DEVICE void fetch(Raw& piece, int j, int i, int c, bool valid) const {
+        const Source& full = i ? odd : even;
+        if (chunk_values(c + i) == 8)
+            full.fetch<8>(piece, 8 * j, 32 * c, valid);
+        else
+            rest.fetch<4>(piece, 8 * j, 32 * (c + i), valid);
+    }
+};
+
+DEVICE void fetch_keys(Keys& k, const Planes& planes, const Walk w) {
     int g = threadIdx.x % WARP / 4, t = threadIdx.x % 4;
+    KeySource keys(planes, w, g, t);
 #pragma unroll
-    for (int j = 0; j < 4; j++) {
-        int offset = 8 * (j / 2) + 2 * t + j % 2, key = w.local + offset;
-        bool valid = !w.done() && w.seen(offset);
-        int n = band_values(b), d = band_start(b) + n * g;
-        if (n == 8) fetch<8>(piece[j], planes.v, planes.v_scales, w.block, key, d, valid);
-        if (n == 4) fetch<4>(piece[j], planes.v, planes.v_scales, w.block, key, d, valid);
-        if (n == 2) fetch<2>(piece[j], planes.v, planes.v_scales, w.block, key, d, valid);
+    for (int j = 0; j < 2; j++) {
+        bool valid = !w.done() & w.seen(8 * j + g);
+#pragma unroll
+        for (int c = 0; c < CHUNKS; c++) keys.fetch(k.piece[j][c], j, c % 2, c / 2 * 2, valid);
     }
 }
 
-DEVICE void fetch_vals(Vals& v, const Planes& planes, const Walk& w) {
+DEVICE void fetch_band(Raw (&piece)[4], int b, const Planes& planes, const Walk& w) {
+    int g = threadIdx.x % WARP / 4, t = threadIdx.x % 4, n = band_values(b);
+#pragma unroll
+    for (int j = 0; j < 4; j++) {
+        int k = 2 * t + j % 2, far = 8 * (j / 2);
+        bool valid = !w.done() & w.seen(k + far);
+        Source vals(planes.v, planes.v_scales, w.block, w.local + k, n * g);
+        if (n == 8) vals.fetch<8>(piece[j], far, band_start(b), valid);
+        if (n == 4) vals.fetch<4>(piece[j], far, band_start(b), valid);
+        if (n == 2) vals.fetch<2>(piece[j], far, band_start(b), valid);
+    }
+}
+
+DEVICE void fetch_vals(Vals& v, const Planes& planes, const Walk w) {
 #pragma unroll
     for (int b = 0; b < BANDS; b++) fetch_band(v.piece[b], b, planes, w);
+}
+
+// Ask for a walk's keys and values as far as the L2 cache, since registers hold one page of it.
+DEVICE void ask(const Planes& planes, const Walk& w) {
+    constexpr int WIDTH = band_width<HD, KV>(), BANDS_OF_PAGE = HD / WIDTH;
+    int lane = threadIdx.x % WARP, band = lane % BANDS_OF_PAGE;
+    if (w.done()) return;
+    i64 first = (i64)w.block * PAGE * HD + w.local * WIDTH;
+    const u8* plane = lane < BANDS_OF_PAGE ? planes.k : planes.v;
+    if (lane < 2 * BANDS_OF_PAGE)
+        prefetch(plane + (first + band * PAGE * WIDTH) * value_bytes(KV),
+                 KEYS * WIDTH * value_bytes(KV));
+    if (KV == KV_Q8_0 && lane / 2 == 1)
+        prefetch((lane == 2 ? planes.k_scales : planes.v_scales) + first / scale_group(HD),
+                 KEYS * HD / scale_group(HD) * sizeof(f16));
+}
+
+// The same of the page of the walk that follows.
+DEVICE void ask_beyond(const Planes& planes, Walk w, const i32* table, int kv_head,
+                       int n_kv_heads) {
+    w.page += PAGES;
+    w.find(table, kv_head, n_kv_heads);
+    ask(planes, w);
 }
 
 // Take the key and value at `position`, if the walk begins with them, from where they lie packed.

@@ -20,13 +20,19 @@ DEVICE i64 kv_block(int page, int kv_head, int n_kv_heads) {
     return (i64)page * n_kv_heads + kv_head;
 }
 
-// Where feature d of a key is within its block, in values. Halves of heads that are a multiple of
-// 64 lie as Hopper's matrix units read them: bands of 64 features, [band][key][64], the eight
-// 16-byte pieces of a row exchanged by the key's number (128-byte swizzle). All else is [key][D].
+// Features that lie side by side. Halves of heads that are a multiple of 64 lie as Hopper's matrix
+// units read them: bands of 64 features, [band][key][64], the eight 16-byte pieces of a row
+// exchanged by the key's number (128-byte swizzle). All else is [key][D].
+template <int D, int K>
+DEVICE constexpr int band_width() {
+    return K != KV_F16 || D % 64 ? D : 64;
+}
+
+// Where feature d of a key is within its block, in values.
 template <int D, int K>
 DEVICE constexpr int value_at(int key, int d) {
     if (K != KV_F16 || D % 64) return key * D + d;
-    return (d / 64 * PAGE + key) * 64 + ((d / 8 % 8) ^ (key % 8)) * 8 + d % 8;
+    return (d / 64 * PAGE + key) * 64 + ((d / 8 ^ key) & 7) * 8 + d % 8;
 }
 
 // Where the scale of feature d is within its block, in halves.

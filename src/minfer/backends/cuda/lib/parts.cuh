@@ -64,26 +64,27 @@ DEVICE void merge(const Sums& sums, int heads, bool only, const Result& y, float
 // weights are known, and many at a time.
 DEVICE void combine(Sums& sums, int heads, int parts, const float* records, const Result& y) {
     static_assert(SPLITS <= 2 * WARP, "a lane weighs two parts");
-    constexpr int MANY = 2 * WARPS;  // with 4 warps, registers are short
+    constexpr int MANY = WARPS == 8 && SPLITS > 16 ? 32 : 2 * WARPS;  // as registers go
     int lane = threadIdx.x % WARP, n = heads * HD / 4, e = threadIdx.x;
     float4 x[MANY];
     auto ask = [&](int first) {
+        const float* from = keep(records + first * RECORD + 4 * e);
+        int there = e < n ? parts - first : 0;
 #pragma unroll
         for (int i = 0; i < MANY; i++) {
             x[i] = make_float4(0, 0, 0, 0);
-            if (e < n && first + i < parts)
-                x[i] = __ldcg((const float4*)(records + (first + i) * RECORD) + e);
+            if (i < there) x[i] = __ldcg((const float4*)(from + i * RECORD));
         }
     };
     ask(0);
     for (int h = threadIdx.x / WARP; h < heads; h += WARPS) {
         float top[2], total[2], weight[2], sum = 0.0f;
+        const float* tops = keep(records + lane * RECORD + TILE * HD + h);
 #pragma unroll
         for (int i = 0; i < 2; i++) {
-            const float* r = records + (lane + i * WARP) * RECORD + TILE * HD + h;
             bool there = lane + i * WARP < parts;
-            top[i] = there ? __ldcg(r) : -INFINITY;
-            total[i] = there ? __ldcg(r + TILE) : 0.0f;
+            top[i] = there ? __ldcg(tops + i * WARP * RECORD) : -INFINITY;
+            total[i] = there ? __ldcg(tops + i * WARP * RECORD + TILE) : 0.0f;
         }
         float best = warp_max(fmaxf(top[0], top[1]));
 #pragma unroll
@@ -96,18 +97,17 @@ DEVICE void combine(Sums& sums, int heads, int parts, const float* records, cons
         if (lane == 0) sums.inverse[h] = 1.0f / sum;
     }
     __syncthreads();
-    while (e < n) {
+    float4 out = make_float4(0, 0, 0, 0);
+    for (int first = 0; e < n; ask(first)) {
         int h = e * 4 / HD;
-        float4 out = make_float4(0, 0, 0, 0);
-#pragma unroll 1
-        for (int first = 0; first < parts; first += MANY) {
-            if (first) ask(first);
 #pragma unroll
-            for (int i = 0; i < MANY; i++)
-                if (first + i < parts) add_scaled(out, x[i], sums.weights[h][first + i]);
-        }
+        for (int i = 0; i < MANY; i++)
+            if (first + i < parts) add_scaled(out, x[i], sums.weights[h][first + i]);
+        first += MANY;
+        if (first < parts) continue;
         y.put(e, scaled(out, sums.inverse[h]));
+        out = make_float4(0, 0, 0, 0);
         e += THREADS;
-        ask(0);
+        first = 0;
     }
 }

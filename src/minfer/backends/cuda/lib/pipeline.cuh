@@ -129,6 +129,14 @@ DEVICE void bulk_copy_once(void* to, const void* from, u32 bytes, u64* barrier) 
 }
 #endif
 
+// Starts bringing a multiple of 16 bytes from a 16-byte aligned address into the L2 cache. A hint:
+// nothing before sm_90.
+DEVICE void prefetch(const void* from, u32 bytes) {
+#if BULK_COPIES
+    asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(from), "r"(bytes));
+#endif
+}
+
 // ---- cp.async -----------------------------------------------------------------------------------
 
 // 16 bytes; `bytes` < 16 reads fewer and fills with zeros.

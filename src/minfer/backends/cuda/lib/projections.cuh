@@ -3,6 +3,7 @@
 // heads that it reads. Macros of the kernel: HD, ROTATED, NEOX, KV, BIAS, NORM.
 #include "lib/heads.cuh"
 #include "lib/kv.cuh"
+#include "lib/pipeline.cuh"
 
 // The projections of all rows side by side, and what is to be done to them.
 struct Projections {
@@ -17,6 +18,21 @@ struct Projections {
     // Head h of a row: the query heads, the key heads, the value heads.
     DEVICE const float* head(int row, int h) const {
         return values + ((i64)row * (n_heads + 2 * n_kv_heads) + h) * HD;
+    }
+
+    // Ask for what some query heads, and the key and value head of theirs, will be finished with: a
+    // thread of a block, since these are weights, ahead of `pdl_wait`.
+    DEVICE void ask(int h, int heads, int kv_head) const {
+        constexpr u32 BYTES = HD * sizeof(float);
+        if (BIAS) {
+            prefetch(q_bias + h * HD, heads * BYTES);
+            prefetch(k_bias + kv_head * HD, BYTES);
+            prefetch(v_bias + kv_head * HD, BYTES);
+        }
+        if (NORM) {
+            prefetch(q_norm, BYTES);
+            prefetch(k_norm, BYTES);
+        }
     }
 
     DEVICE void turn(Rotation<ROTATED>& rotation, int position) const {

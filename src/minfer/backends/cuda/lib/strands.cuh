@@ -20,8 +20,7 @@ struct Walk {
 
     DEVICE bool done() const { return page >= end_page; }
     DEVICE bool seen(int offset) const {
-        int key = page * PAGE + local + offset;
-        return key >= first && key < end;
+        return (u32)(page * PAGE + local + offset - first) < (u32)(end - first);
     }
     DEVICE void find(const i32* table, int kv_head, int n_kv_heads) {
         if (!done()) block = (int)kv_block(__ldg(table + pages + page), kv_head, n_kv_heads);

@@ -24,11 +24,11 @@
 //          features and over keys are permuted so that no piece has to move.
 // Overlap: positions, seqs and the page table are inputs of the step, and only a row's last
 //          `new_keys` keys may be stored in this step; so the first pieces are fetched before the
-//          kernel before ends, and again if they are that new. If PROJECTED, an item stores the
-//          keys and values of this step that it reads; behind a barrier its row's own are taken
-//          from shared memory, those of the sequence's other rows fetched again. Items that share
-//          them (rows of one sequence, tiles of a group) store the same bytes, so it does not
-//          matter whose a read finds.
+//          kernel before ends, and again if they are that new. What follows them is asked for as
+//          far as the L2 cache. If PROJECTED, an item stores the keys and values of this step that
+//          it reads; behind a barrier its row's own are taken from shared memory, those of the
+//          sequence's other rows fetched again. Items that share them (rows of one sequence, tiles
+//          of a group) store the same bytes, so it does not matter whose a read finds.
 // Floor:   bytes of the keys and values once.
 // Limits:  HD a multiple of 16 up to 256; any GROUP; at most 64 rows a launch. If PROJECTED, all
 //          rows of the step are single ones of this launch.
@@ -103,6 +103,7 @@ DEVICE void bring_queries(Shared& shared, int which, const Projections& q, float
     const Item& item = shared.items[which][warp];
     float* mine = shared.heads[warp];
     if (PROJECTED) q.turn(rotation, item.span.end - 1);
+#pragma unroll 1
     for (int g = warp; g < TILE; g += WARPS) {
         if (g < item.heads) {
             if (PROJECTED) {
@@ -129,6 +130,7 @@ DEVICE void store_new(Shared& shared, int which, const Projections& kv, const Pl
     Item& item = shared.items[which][warp];
     int from = max(item.span.first, item.first_key()), end = min(item.span.end, item.end_key());
     int newest = 0x7fffffff;
+#pragma unroll 1
     for (int base = 0; base < plan.rows; base += WARP) {
         int r = base + lane, position = -1;
         if (r < plan.rows && shared.seqs[r] == shared.seqs[item.row])
@@ -202,6 +204,10 @@ DEVICE void attend(Shared& shared, int strand, const uint4 (&q)[CHUNKS][2][WARP]
         fetch_vals(v, planes, after);
     }
     while (!w.done()) {
+        Walk next = w;
+        next.page += PAGES;
+        next.find(table, kv_head, n_kv_heads);
+        if (!EARLY) ask(planes, next);
         float s[2][4] = {};
         if (EARLY) {
 #pragma unroll
@@ -209,26 +215,29 @@ DEVICE void attend(Shared& shared, int strand, const uint4 (&q)[CHUNKS][2][WARP]
 #pragma unroll
                 for (int c = 0; c < CHUNKS; c++) multiply_chunk(s[j], q, c, k.piece[j][c]);
         } else {
+            KeySource keys(planes, w, g, t);
 #pragma unroll 1
-            for (int c = 0; c < CHUNKS; c++)
+            for (int c = 0; c < CHUNKS; c += 2) {
+                Raw piece[2][2];
 #pragma unroll
-                for (int j = 0; j < 2; j++) {
-                    Raw piece;
-                    int key = w.local + 8 * j + g, n = 32 * c + 32 <= HD ? 8 : 4;
-                    if (n == 8)
-                        fetch<8>(piece, planes.k, planes.k_scales, w.block, key, 32 * c + 8 * t,
-                                 w.seen(8 * j + g));
-                    else
-                        fetch<4>(piece, planes.k, planes.k_scales, w.block, key, 32 * c + 4 * t,
-                                 w.seen(8 * j + g));
-                    multiply_chunk(s[j], q, c, piece);
-                }
+                for (int i = 0; i < 4; i++)
+                    if (c + i / 2 < CHUNKS)
+                        keys.fetch(piece[i / 2][i % 2], i % 2, i / 2, c, w.seen(i % 2 * 8 + g));
+#pragma unroll
+                for (int i = 0; i < 4; i++)
+                    if (c + i / 2 < CHUNKS)
+                        multiply_chunk(s[i % 2], q, c + i / 2, piece[i / 2][i % 2]);
+            }
         }
-        Walk next = w;
-        next.page += PAGES;
-        next.find(table, kv_head, n_kv_heads);
         Walk then = next.done() ? after : next;
-        if (EARLY) fetch_keys(k, planes, then);
+        Vals coming = {};
+        if (EARLY && then.done()) {
+            k = {};  // else what is there would have to be kept
+        } else if (EARLY) {
+            fetch_keys(k, planes, then);
+            fetch_vals(coming, planes, then);
+            ask_beyond(planes, next, table, kv_head, n_kv_heads);
+        }
         float x[4], best = -INFINITY;
 #pragma unroll
         for (int j = 0; j < 4; j++) {  // keys 2t, 2t + 1, 2t + 8, 2t + 9
@@ -265,7 +274,7 @@ DEVICE void attend(Shared& shared, int strand, const uint4 (&q)[CHUNKS][2][WARP]
             else
                 multiply_band(sums[b], p, b, late);
         }
-        if (EARLY) fetch_vals(v, planes, then);
+        if (EARLY) v = coming;
         w = next;
     }
     total += __shfl_xor_sync(FULL_MASK, total, 1);
@@ -344,6 +353,7 @@ KERNEL __launch_bounds__(THREADS, WALKS)
     // items before each row, by one warp
     if (thread < WARP) {
         int before = 0;
+#pragma unroll 1
         for (int base = 0; base < rows; base += WARP) {
             int r = base + thread, count = 0;
             if (r < rows) {
@@ -373,6 +383,7 @@ KERNEL __launch_bounds__(THREADS, WALKS)
     auto find = [&](int which, int number) {
         if (thread % WARP == 0) find_item(shared.items[which][thread / WARP], number, shared);
         __syncwarp();
+        if (!EARLY) ask(planes, shared.items[which][thread / WARP].walk);
     };
     // an item's queries and, of what follows the projections, all that it reads
     auto bring = [&](int which, Rotation<ROTATED>& rotation) {
@@ -387,9 +398,15 @@ KERNEL __launch_bounds__(THREADS, WALKS)
         fetch_keys(keys, planes, item.walk);
         fetch_vals(vals, planes, item.walk);
     };
-    if (EARLY) fetch_first(begin);
+    if (EARLY) {
+        fetch_first(begin);
+        ask_beyond(planes, begin.walk, page_table, begin.kv_head, n_kv_heads);
+    }
     Rotation<ROTATED> first;
-    if (PROJECTED && blockIdx.x < items) projections.turn(first, begin.span.end - 1);
+    if (PROJECTED && blockIdx.x < items) {
+        if (thread == 0) projections.ask(begin.head, begin.heads, begin.kv_head);
+        projections.turn(first, begin.span.end - 1);
+    }
     pdl_wait();
     if (blockIdx.x < items) {
         if (EARLY && !PROJECTED && begin.ends_new()) fetch_first(begin);
