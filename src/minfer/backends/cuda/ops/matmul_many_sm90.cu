@@ -18,7 +18,7 @@
 // Numerics: f32 sums over ascending k of a rank's share, in the order of x, ranks in order.
 // Versions: 1 (2026-11): gate and up of a 7B layer, q4_K, at 512 / 2048 rows: 231 / 873 us. Weights
 //   expanded by a launch of their own, both operands in shared memory: 297 / 988.
-// Macros: COLUMNS (one of 64, 96, 128, 192, 256), RANKS, STAGES of a warp's ring, X_STAGES, EPILOGUE
+// Macros: COLUMNS (64, 96, 128, 192 or 256), RANKS, STAGES of a warp's ring, X_STAGES, EPILOGUE
 //   (`lib/epilogue.cuh`), HALVES (0/1), TYPE0..2.
 #include "lib/epilogue.cuh"
 #include "lib/pipeline.cuh"
