@@ -209,9 +209,9 @@ MUTANTS = [
     (
         HOPPER,
         "matmul-q8_0-288x33-rows17+0",
-        "pdl_wait();\n    if (threadIdx.x == 0)\n"
+        "pdl_wait();\n    if (warp == 0 && elect())\n"
         "        for (int i = 0; i < X_STAGES; i++) fetch_x(i, first_strip + i);",
-        "if (threadIdx.x == 0)\n"
+        "if (warp == 0 && elect())\n"
         "        for (int i = 0; i < X_STAGES; i++) fetch_x(i, first_strip + i);\n    pdl_wait();",
     ),
     (HOPPER, "rms_norm-576-by576-x1", "__syncthreads();", ""),

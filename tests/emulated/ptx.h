@@ -121,6 +121,13 @@ inline void cp_async_commit_group() { copy_commit(); }
 inline void cp_async_wait_group(u32 pending) { copy_wait(pending); }
 inline void cp_async_mbarrier_arrive_noinc_shared_b64(u32 barrier) { copy_arrive(barrier); }
 
+// ---- a warp and its lanes -----------------------------------------------------------------------
+inline void elect_sync(u32& leader, bool& elected, u32 mask) {
+    reduce(mask, 1, Vote(), "elect.sync");  // the warp is here, whole
+    leader = 0;
+    elected = threadIdx.x % LANES == leader;
+}
+
 // ---- products of a warp; fragments by lane (g, t) = (lane / 4, lane % 4) ------------------------
 struct Fragments {
     float c[4];

@@ -122,7 +122,8 @@ def _instruction(line: str) -> str:
         return f"{_REGISTER_TYPES[register[1]]} {register[2]};"
     name, _, rest = line.partition(" ")
     name = re.sub(r"\W", "_", _WGMMA_SHAPE.sub("m64nNk16", name))
-    operands = ", ".join(_operand(x.strip()) for x in _split(rest, ",") if x.strip())
+    listed = _split(rest.replace("|", ","), ",")  # a|b are two results
+    operands = ", ".join(_operand(x.strip()) for x in listed if x.strip())
     return f"ptx::{name}({operands});"
 
 

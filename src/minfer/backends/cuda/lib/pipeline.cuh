@@ -95,6 +95,16 @@ DEVICE void bulk_copy(void* to, const void* from, u32 bytes, u64* barrier) {
         : "memory");
 }
 
+// True in one lane of a warp, which comes here whole. The assembler knows that one lane does what
+// depends on it; of a lane by its number it does not, and makes each copy a loop over lanes.
+DEVICE bool elect() {
+    u32 elected;
+    asm volatile("{ .reg .b32 leader; .reg .pred p; elect.sync leader|p, 0xffffffff; "
+                 "selp.u32 %0, 1, 0, p; }"
+                 : "=r"(elected));
+    return elected;
+}
+
 DEVICE void cluster_sync() {
     asm volatile(
         "barrier.cluster.arrive.release.aligned; barrier.cluster.wait.acquire.aligned;" ::
@@ -156,7 +166,7 @@ DEVICE void copy_wait() {  // until at most PENDING of this thread's groups are 
 #if BULK_COPIES
 constexpr int COPY_ARRIVALS = 1;
 DEVICE void warp_copy(u8* to, const u8* from, u32 bytes, u64* barrier, int lane) {
-    if (lane == 0) {
+    if (elect()) {
         barrier_expect(barrier, bytes);
         bulk_copy(to, from, bytes, barrier);
     }
@@ -205,7 +215,7 @@ struct WarpRing {
         u32 all = 0;
 #pragma unroll
         for (int i = 0; i < N; i++) all += bytes[i];
-        if (lane == 0 && all) {
+        if (all && elect()) {
             barrier_expect(barriers + slot, all);
 #pragma unroll
             for (int i = 0; i < N; i++)

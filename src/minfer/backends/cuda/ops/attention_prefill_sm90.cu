@@ -177,7 +177,7 @@ KERNEL __launch_bounds__(THREADS, 1)
             const i32* table = page_table + (i64)seqs[run.first] * max_pages;
             int low = window > 0 ? max(0, run.lowest - window + 1) : 0;
             for (int step = low / KEYS; step <= run.highest / KEYS; step++, place.next()) {
-                if (lane > 0) continue;
+                if (!elect()) continue;
                 Pages pages(step, low, run.highest);
 #pragma unroll 1
                 for (int plane = 0; plane < 2; plane++) {

@@ -93,13 +93,14 @@ matmul_batch_sm90(const u8* w0, const u8* w1, const u8* w2, const float* factor,
             from[0] = segment_of(tile, k, w0, w1, w2, first1, first2).at(tile, piece, bytes[0]);
         ring.issue(slot, from, bytes, MAX_PIECE);
     };
-    auto fetch_x = [&](int slot, int s) {
+    auto fetch_x = [&](int slot, int s) {  // by one thread
         if (s >= end_strip) return;
-        warp_copy(xs + slot * X_BYTES, x + (u64)s * X_BYTES, X_BYTES, full + slot, 0);
+        barrier_expect(full + slot, X_BYTES);
+        bulk_copy(xs + slot * X_BYTES, x + (u64)s * X_BYTES, X_BYTES, full + slot);
     };
     for (int i = 0; i < STAGES && !idle; i++) fetch(i, first_piece + i);
     pdl_wait();
-    if (threadIdx.x == 0)
+    if (warp == 0 && elect())
         for (int i = 0; i < X_STAGES; i++) fetch_x(i, first_strip + i);
 
     float d[COLUMNS / 2];
@@ -127,7 +128,7 @@ matmul_batch_sm90(const u8* w0, const u8* w1, const u8* w2, const float* factor,
         wgmma_commit();
 
         wgmma_wait<1>();  // and those of set 1, the last of the strip before
-        if (s > first_strip && threadIdx.x % 128 == 0 && last_use(uses + before))
+        if (s > first_strip && warp % 4 == 0 && elect() && last_use(uses + before))
             fetch_x(before, s - 1 + X_STAGES);
         if (!idle) for_type(tile, first1, first2, ExpandHalf<1>{words, a[1]});
         wgmma_fence();

@@ -155,7 +155,7 @@ matmul_many_sm90(const u8* w0, const u8* w1, const u8* w2, const float* factor, 
 
     if (warp >= WARPS) {
         set_registers_down<40>();
-        if (threadIdx.x > CONSUMERS) return;
+        if (warp > WARPS || !elect()) return;
         pdl_wait();
         int at = 0;
         u32 parity = 1;
