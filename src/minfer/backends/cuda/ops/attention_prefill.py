@@ -98,7 +98,7 @@ def hopper_shared_bytes(head_dim: int) -> int:
     """Queries, the rings of K and V, their barriers."""
     stages = HOPPER_STAGES[head_dim]
     keys = 128 if head_dim <= 128 else 64
-    return HOPPER_PAIRS * head_dim * 2 + 2 * stages * keys * head_dim * 2 + 4 * stages * 8
+    return HOPPER_PAIRS * head_dim * 2 + 2 * stages * keys * head_dim * 2 + 2 * stages * 8
 
 
 def kernels(head_dims: Iterable[int], facts: Facts) -> Sequence[Kernel]:

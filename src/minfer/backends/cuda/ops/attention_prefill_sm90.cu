@@ -27,10 +27,6 @@ constexpr int TILE = BANDS * BAND;  // bytes of K, or V, of a stage
 constexpr int COPY = PAGE * 128;  // bytes of 64 features of a page
 constexpr int QUERIES = ROWS * HD * 2;  // bytes of a warpgroup's queries
 
-struct Barriers {  // of K, then of V
-    u64 full[2][STAGES], empty[2][STAGES];
-};
-
 // Place in the ring.
 struct Place {
     int stage = 0;
@@ -51,9 +47,20 @@ struct Pages {
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
 
-// Copy the pages of one step of one plane; by one lane.
+// A stage of K (plane 0) or V has been read: computing warps tell it, and the copying warp awaits
+// it. By a barrier with a number: it orders what each lane has zeroed there before the next copy.
+static_assert(6 + 2 * STAGES <= 16, "barriers 0 to 5 have other uses");
+DEVICE void tell_read(int plane, int stage) {
+    arrive_some<CONSUMERS + WARP>(6 + plane * STAGES + stage);
+}
+DEVICE void await_read(int plane, int stage) {
+    sync_some<CONSUMERS + WARP>(6 + plane * STAGES + stage);
+}
+
+// Copy the pages of one step of one plane; by a warp.
 DEVICE void copy_pages(u8* to, u64* full, const u8* plane, const i32* table, const Pages& pages,
                        int step, int kv_head, int n_kv_heads) {
+    if (!elect()) return;
     barrier_expect(full, (pages.end - pages.first) * BANDS * COPY);
 #pragma unroll 1
     for (int page = pages.first; page < pages.end; page++) {
@@ -151,17 +158,14 @@ KERNEL __launch_bounds__(THREADS, 1)
                            float cap, int padded_rows) {
     extern __shared__ __align__(1024) u8 memory[];
     u8 *queries = memory, *keys = queries + 2 * QUERIES, *values = keys + STAGES * TILE;
-    Barriers& barriers = *(Barriers*)(values + STAGES * TILE);
+    auto full = (u64(*)[STAGES])(values + STAGES * TILE);  // of K, then of V
     pdl_launch();
     int warp = __shfl_sync(FULL_MASK, threadIdx.x / WARP, 0);  // known to be the same in a warp
     int lane = threadIdx.x % WARP;
     int kv_head = blockIdx.y, first_pair = (gridDim.x - 1 - blockIdx.x) * PAIRS;
     int last_row = min((first_pair + PAIRS - 1) / GROUP, rows - 1);
     if (threadIdx.x == 0) {
-        for (int s = 0; s < 2 * STAGES; s++) {
-            barrier_init(&barriers.full[0][s], 1);
-            barrier_init(&barriers.empty[0][s], CONSUMERS / WARP);
-        }
+        for (int s = 0; s < 2 * STAGES; s++) barrier_init(full[0] + s, 1);
         barrier_init_fence();
     }
     __syncthreads();
@@ -173,23 +177,26 @@ KERNEL __launch_bounds__(THREADS, 1)
         set_registers_down<40>();  // of 168 * 384 registers, 40 * 128 + 232 * 256 are taken
         if (warp > 0) return;
         Place place;
+        int copied = 0;  // steps
         while (run.end > run.first) {  // padded rows are the last
             const i32* table = page_table + (i64)seqs[run.first] * max_pages;
             int low = window > 0 ? max(0, run.lowest - window + 1) : 0;
             for (int step = low / KEYS; step <= run.highest / KEYS; step++, place.next()) {
-                if (!elect()) continue;
                 Pages pages(step, low, run.highest);
 #pragma unroll 1
                 for (int plane = 0; plane < 2; plane++) {
-                    barrier_wait(&barriers.empty[plane][place.stage], place.parity ^ 1);
+                    if (copied >= STAGES) await_read(plane, place.stage);
                     copy_pages(keys + (plane * STAGES + place.stage) * TILE,
-                               &barriers.full[plane][place.stage], plane ? v_plane : k_plane, table,
+                               full[plane] + place.stage, plane ? v_plane : k_plane, table,
                                pages, step, kv_head, n_kv_heads);
                 }
+                copied++;
             }
             if (run.end > last_row) break;
             run = find_run(run.end, last_row + 1, positions, seqs);
         }
+        for (int stage = 0; stage < min(copied, STAGES); stage++)  // no barrier is left half full
+            for (int plane = 0; plane < 2; plane++) await_read(plane, stage);
     } else {
         set_registers_up<232>();
         int group = warp / 4 - 1, g = lane / 4, t = lane % 4;
@@ -218,14 +225,14 @@ KERNEL __launch_bounds__(THREADS, 1)
             u32 p[KEYS / 16][4];
             auto await_keys = [&] {
                 u64 found = stage_of(k_operand, place.stage);
-                barrier_wait(&barriers.full[0][place.stage], place.parity);
+                barrier_wait(full[0] + place.stage, place.parity);
                 return found;
             };
             // Called between softmax and `wgmma_wait`, where its branches keep the two apart: the
             // assembler would move the wait to where the softmax begins, and nothing would run
             // beside the sums.
             auto await_values = [&](int step) {
-                barrier_wait(&barriers.full[1][place.stage], place.parity);
+                barrier_wait(full[1] + place.stage, place.parity);
                 Pages pages(step, low, run.highest);
                 if (step * KEYS + KEYS - 1 > run.highest || pages.first * PAGE > step * KEYS)
                     zero_values(values + place.stage * TILE, step, pages, run.highest);
@@ -235,9 +242,6 @@ KERNEL __launch_bounds__(THREADS, 1)
                 if (SOFTCAP) cap_scores(scores, scale, cap);
                 if (run.masks(key, KEYS, window, alone)) mask_scores(scores, key, seen, window);
                 return softmax(scores, state, factor);
-            };
-            auto release = [&](int plane, int stage) {
-                if (lane == 0) barrier_arrive(&barriers.empty[plane][stage]);
             };
             // The first keys have no sums before them. Nothing is rescaled, either: the sums of the
             // run's rows are 0 so far, and other rows' decay is 1.
@@ -249,7 +253,7 @@ KERNEL __launch_bounds__(THREADS, 1)
             turn.pass();
             wgmma_wait<0>();
             settle(scores);
-            release(0, place.stage);
+            tell_read(0, place.stage);
             weigh(step);
             await_values(step);
             pack(p, scores);
@@ -265,12 +269,12 @@ KERNEL __launch_bounds__(THREADS, 1)
                 turn.pass();
                 wgmma_wait<1>();
                 settle(scores);
-                release(0, place.stage);
+                tell_read(0, place.stage);
                 Decay decay = weigh(step);
                 await_values(step);
                 wgmma_wait<0>();
                 settle(state.out);
-                release(1, before);
+                tell_read(1, before);
                 if (decay.needed()) rescale(state, decay);
                 pack(p, scores);
             }
@@ -281,7 +285,7 @@ KERNEL __launch_bounds__(THREADS, 1)
             turn.pass();
             wgmma_wait<0>();
             settle(state.out);
-            release(1, place.stage);
+            tell_read(1, place.stage);
             place.next();
             if (run.end > last_row) break;
             run = find_run(run.end, last_row + 1, positions, seqs);

@@ -97,7 +97,6 @@ matmul_batch(const u8* w0, const u8* w1, const u8* w2, const float* factor, cons
     u8* rings = xs + X_STAGES * X_BYTES;
     u64* barriers = (u64*)(rings + WARPS * Ring::BYTES);
     u64* full = barriers + WARPS * STAGES;
-    u64* empty = full + X_STAGES;
 
     int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP, g = lane / 4, t = lane % 4;
     pdl_launch();
@@ -105,10 +104,7 @@ matmul_batch(const u8* w0, const u8* w1, const u8* w2, const float* factor, cons
         if (warp < WARPS) {
             for (int i = 0; i < STAGES; i++) barrier_init(barriers + warp * STAGES + i, 1);
         } else {
-            for (int i = 0; i < X_STAGES; i++) {
-                barrier_init(full + i, COPY_ARRIVALS);
-                barrier_init(empty + i, WARPS);
-            }
+            for (int i = 0; i < X_STAGES; i++) barrier_init(full + i, COPY_ARRIVALS);
         }
 #if BULK_COPIES
         barrier_init_fence();
@@ -127,12 +123,11 @@ matmul_batch(const u8* w0, const u8* w1, const u8* w2, const float* factor, cons
     if (warp == WARPS) {
         pdl_wait();
         int at = 0;
-        u32 parity = 1;
         for (int p = first_piece; p < end_piece; p++) {
-            barrier_wait(empty + at, parity);
+            if (p >= first_piece + X_STAGES) sync_some<THREADS>(1 + at);
             u32 bytes = min(2, n_strips - p * 2) * COLUMNS * 256;
             warp_copy(xs + at * X_BYTES, x + (u64)p * X_BYTES, bytes, full + at, lane);
-            if (++at == X_STAGES) at = 0, parity ^= 1;
+            if (++at == X_STAGES) at = 0;
         }
     } else {
         Ring ring(rings + warp * Ring::BYTES, barriers + warp * STAGES, lane);
@@ -160,9 +155,9 @@ matmul_batch(const u8* w0, const u8* w1, const u8* w2, const float* factor, cons
                 for_type(tile, first1, first2,
                          Multiply{ring.wait(), x_lane + at * X_BYTES, min(2, n_strips - piece * 2),
                                   acc, lane});
-            __syncwarp();
-            if (lane == 0) barrier_arrive(empty + at);
+            if (piece + X_STAGES < end_piece) arrive_some<THREADS>(1 + at);  // the slot is free
             if (!idle) {
+                __syncwarp();
                 fetch(ring.at, piece + STAGES);
                 ring.advance();
             }

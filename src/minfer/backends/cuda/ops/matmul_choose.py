@@ -205,7 +205,7 @@ def batches(group: Group, columns: int, ranks: int, facts: Facts) -> Iterator[Ba
                 sums = 4 * columns * (matmul_pack.TILE * warps * tiles + 8)
                 cluster = facts.hopper and ranks > 1
                 in_place = sums <= operands or (ranks > 1 and not cluster)  # of the operands
-                shared = 1024 + operands + 8 * (warps * stages + 2 * x_stages)
+                shared = 1024 + operands + 8 * (warps * stages + x_stages)
                 if facts.hopper:
                     shared = max(shared, _alone(facts))
                 if shared <= facts.shared_limit and in_place:
