@@ -37,6 +37,21 @@ DEVICE float2 load_sums(u32 address) {
     return v;
 }
 
+// True in one lane of a warp, which comes here whole. From Hopper on the assembler knows that one
+// lane does what depends on it; of a lane by its number it does not, and makes what takes uniform
+// registers, such as copies, a loop over lanes.
+DEVICE bool elect() {
+#if BULK_COPIES
+    u32 elected;
+    asm volatile("{ .reg .b32 leader; .reg .pred p; elect.sync leader|p, 0xffffffff; "
+                 "selp.u32 %0, 1, 0, p; }"
+                 : "=r"(elected));
+    return elected;
+#else
+    return threadIdx.x % WARP == 0;
+#endif
+}
+
 // ---- mbarriers ----------------------------------------------------------------------------------
 
 DEVICE void barrier_init(u64* barrier, u32 count) {
@@ -93,16 +108,6 @@ DEVICE void bulk_copy(void* to, const void* from, u32 bytes, u64* barrier) {
             "r"(shared_address(to)),
         "l"(from), "r"(bytes), "r"(shared_address(barrier))
         : "memory");
-}
-
-// True in one lane of a warp, which comes here whole. The assembler knows that one lane does what
-// depends on it; of a lane by its number it does not, and makes each copy a loop over lanes.
-DEVICE bool elect() {
-    u32 elected;
-    asm volatile("{ .reg .b32 leader; .reg .pred p; elect.sync leader|p, 0xffffffff; "
-                 "selp.u32 %0, 1, 0, p; }"
-                 : "=r"(elected));
-    return elected;
 }
 
 DEVICE void cluster_sync() {

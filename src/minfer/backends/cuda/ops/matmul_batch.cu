@@ -100,7 +100,7 @@ matmul_batch(const u8* w0, const u8* w1, const u8* w2, const float* factor, cons
 
     int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP, g = lane / 4, t = lane % 4;
     pdl_launch();
-    if (lane == 0) {
+    if (elect()) {
         if (warp < WARPS) {
             for (int i = 0; i < STAGES; i++) barrier_init(barriers + warp * STAGES + i, 1);
         } else {

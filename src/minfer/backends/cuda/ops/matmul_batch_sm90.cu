@@ -67,7 +67,7 @@ matmul_batch_sm90(const u8* w0, const u8* w1, const u8* w2, const float* factor,
     int warp = __shfl_sync(FULL_MASK, threadIdx.x / WARP, 0);  // known to be the same in a warp
     int lane = threadIdx.x % WARP;
     pdl_launch();
-    if (lane == 0) {
+    if (elect()) {
         for (int i = 0; i < STAGES; i++) barrier_init(barriers + warp * STAGES + i, 1);
         for (int i = warp; i < X_STAGES; i += WARPS) {
             barrier_init(full + i, 1);

@@ -167,7 +167,7 @@ matmul_vec(const u8* w0, const u8* w1, const u8* w2, const float* factor, const 
     u64* barriers = (u64*)(squares + ((ROWS * PARTS + 1) & ~1)) + warp * STAGES;
 
     pdl_launch();
-    if (lane == 0) {
+    if (elect()) {
 #pragma unroll
         for (int i = 0; i < STAGES; i++) barrier_init(barriers + i, 1);
 #if BULK_COPIES
