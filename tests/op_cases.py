@@ -341,6 +341,7 @@ def cases() -> Iterator[Case]:
                 yield matmul(dtype, 288, n_out, (0, n))
         yield matmul(dtype, 288, 80, (100, 20), counts=(70, 11), bias=True, residual=True)
         yield output_rows(dtype, 100, 83)
+    yield matmul(BY_NAME["q8_0"], 7168, 33, (9, 0))  # more of K than blocks have slots for
     yield matmul(F32, 40, 7, (2, 3))
     yield fused_ffn(BY_NAME["q4_0"], "gelu", (1, 0))
     yield fused_ffn(BY_NAME["q4_0"], "gelu", (0, 9))

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 from unittest import mock
 
 import numpy as np
 import pytest
+from attention_cases import Heads, attend, expected, prefill
 from backend_runner import run
 from emulated import AMPERE, HOPPER, EmulatedDevice, Emulator, emulated_backend, reason_against
 from emulated.translate import translate
 from op_cases import cases, relative_error
+from test_backend_attention import TOLERANCE as ATTENTION_TOLERANCE
 
 from minfer.backends.cuda import compile as cuda_compile
 from minfer.backends.cuda.device import Facts
@@ -214,9 +217,37 @@ MUTANTS = [
         "if (warp == 0 && elect())\n"
         "        for (int i = 0; i < X_STAGES; i++) fetch_x(i, first_strip + i);\n    pdl_wait();",
     ),
+    *(
+        (
+            card,
+            "matmul-q8_0-7168x33-rows9+0",
+            "if (p >= first_piece + X_STAGES) sync_some<THREADS>(1 + at);",
+            "",
+        )
+        for card in (HOPPER, AMPERE)
+    ),
     (HOPPER, "rms_norm-576-by576-x1", "__syncthreads();", ""),
     (HOPPER, "embed-q4_K-x1", "b + 4", "b + 5"),
 ]
+
+
+@contextmanager
+def changed(card: Facts, old: str, new: str) -> Iterator[None]:
+    """Kernels of `card` are compiled from a text with `new` in place of `old`."""
+    found = []
+
+    def inline(file: str) -> str:
+        text = cuda_compile.inline(file)
+        found.append(old in text)
+        return text.replace(old, new)
+
+    fresh = Emulator(card.capability, card.generic, card.shared_limit)
+    with (
+        mock.patch("emulated.build.inline", inline),
+        mock.patch("emulated.device.emulator", lambda facts: fresh),
+    ):
+        yield
+    assert any(found), "the kernels have no such text any more"
 
 
 @pytest.mark.parametrize(
@@ -225,12 +256,6 @@ MUTANTS = [
 def test_kernels_made_wrong_are_found_out(card: Facts, name: str, old: str, new: str) -> None:
     """The op table, by one schedule or the other, sees what is taken out of a kernel."""
     case = next(case for case in cases() if case.name == name)
-    changed = []
-
-    def inline(file: str) -> str:
-        text = cuda_compile.inline(file)
-        changed.append(old in text)
-        return text.replace(old, new)
 
     def right(late: bool) -> bool:
         try:
@@ -240,10 +265,28 @@ def test_kernels_made_wrong_are_found_out(card: Facts, name: str, old: str, new:
         error = relative_error(found[case.rows], case.expected[case.rows])
         return error <= case.tolerance("cuda")
 
-    fresh = Emulator(card.capability, card.generic, card.shared_limit)
-    with (
-        mock.patch("emulated.build.inline", inline),
-        mock.patch("emulated.device.emulator", lambda facts: fresh),
-    ):
+    with changed(card, old, new):
         assert not all(right(late) for late in (False, True))
-    assert any(changed), "the kernels have no such text any more"
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("if (copied >= STAGES) await_read(plane, place.stage);", ""),
+        ("await_read(plane, stage);", ";"),
+        ("barrier_wait(full[1] + place.stage, place.parity);", ""),
+    ],
+)
+def test_attention_made_wrong_is_found_out(old: str, new: str) -> None:
+    """Of a run with more steps of 64 keys than Hopper's kernel has stages."""
+    heads, (seq,) = Heads(1, 1, 256), prefill((300, 9))
+
+    def right(late: bool) -> bool:
+        try:
+            (rows,) = attend(emulated_backend(HOPPER, late), heads, (seq,))
+        except BackendError:
+            return False
+        return relative_error(rows, expected(heads, seq)) <= ATTENTION_TOLERANCE[heads.dtype]
+
+    with changed(HOPPER, old, new):
+        assert not all(right(late) for late in (False, True))

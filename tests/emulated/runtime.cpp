@@ -113,6 +113,10 @@ void end_block(const Block& block) {
             fail("shared memory of %u bytes was written %u bytes behind its end", launch.shared, i);
     for (const Warpgroup& group : block.warpgroups)
         if (!group.products.empty()) fail("a block ended before products that it had begun");
+    for (int i = 0; i < NAMED; i++)
+        if (block.named[i].arrived)
+            fail("a block ended with %u of %u threads at barrier %d", block.named[i].arrived,
+                 block.named[i].count, i);
     if (launch.programmatic && !(block.launched && block.waited))
         fail("a block ended without pdl_launch and pdl_wait");
 }
