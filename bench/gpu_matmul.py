@@ -324,7 +324,7 @@ def _geometries(bench: Bench, group: Group, rows: int) -> list[Make]:
     if kernel == "matmul_many_sm90":
         return _tiles(bench, group, rows)
     if kernel == "matmul_vec":
-        few = [choose.vec_geometry(group, rows, stages, facts.n_sms) for stages in (2, 3, 4, 6)]
+        few = [choose.vec_geometry(group, stages, facts.n_sms) for stages in (2, 3, 4, 6)]
         return [_vec(v) for v in few if v.shared <= facts.shared_limit]
     columns = next((c for c in (8, 16, 32) if c >= rows), 64)
     some = [v for ranks in range(1, 9) for v in choose.batches(group, columns, ranks, facts)]
@@ -364,7 +364,7 @@ def _many(variant: choose.Many, rows: int) -> Make:
 
 
 def _vec(variant: choose.Vec) -> Make:
-    return lambda product, ctx: [matmul.vec_launch(product, 0, variant)]
+    return lambda product, ctx: [matmul.vec_launch(product, variant)]
 
 
 def _batch(variant: choose.Batch, rows: int) -> Make:

@@ -377,8 +377,8 @@ def geometries(group: Group, rows: int, facts: Facts) -> list[Make]:
     kernel = choose.single_rows_kernel(group, rows, facts)
     if kernel == "matmul_vec":
         cards = ((3, 132), (2, 7), (2, 1), (4, 60))
-        few = [choose.vec_geometry(group, rows, stages, n_sms) for stages, n_sms in cards]
-        return [lambda p, ctx, v=v: [matmul.vec_launch(p, 0, v)] for v in few]
+        some = [choose.vec_geometry(group, stages, n_sms) for stages, n_sms in cards]
+        return [lambda p, ctx, v=v: [matmul.vec_launch(p, v)] for v in some]
     if kernel == "matmul_batch_sm90":
         chosen = choose.hopper_batch(group, rows, facts)
         every = choose.hopper_batches(group, chosen.columns, facts)

@@ -49,9 +49,9 @@ def test_geometries_fit_and_cover(facts: Facts, dtype: DType, shape: tuple[int, 
     for rows in (1, 2, 5, 8, 9, 33, 64, 100):
         kernel = choose.single_rows_kernel(made, rows, facts)
         if kernel == "matmul_vec":
-            few = choose.vec(made, rows, facts)
-            assert few.rows <= rows <= choose.MAX_VEC_ROWS and few.shared <= facts.shared_limit
-            assert 0 < few.grid <= min(facts.n_sms, made.n_tiles) and few.warps < 32
+            one = choose.vec(made, facts)
+            assert rows == 1 and one.shared <= facts.shared_limit
+            assert 0 < one.grid <= min(facts.n_sms, made.n_tiles) and one.warps < 32
             continue
         if kernel == "matmul_batch_sm90":
             check_hopper_batch(choose.hopper_batch(made, rows, facts), rows, made, facts)

@@ -29,7 +29,7 @@ SCRATCH_GROWTH = 2.25
 """Outgrown scratch stays. At worst blocks double, as rows do: twice the last, with their spare."""
 
 WHEN: Mapping[str, str] = {
-    "matmul_vec": "one or two single rows of quantized weights, which stay as they are",
+    "matmul_vec": "one single row, by quantized weights, which stay as they are",
     "matmul_batch": "single rows, up to 16 on Hopper: weights become halves in registers",
     "matmul_batch_sm90": "17 to 64 single rows on Hopper: the same, by products of warpgroups",
     "matmul_many_sm90": "rows of prompts, and over 64 single ones, on Hopper: the same, in tiles",

@@ -166,7 +166,7 @@ def _single(product: Product, ctx: Context) -> list[Launch]:
     rows = product.single_rows
     name = choose.single_rows_kernel(product.group, rows, ctx.facts)
     if name == "matmul_vec":
-        return _few(product, ctx.facts)
+        return [vec_launch(product, choose.vec(product.group, ctx.facts))]
     if name == "matmul_batch_sm90":
         wide = choose.hopper_batch(product.group, rows, ctx.facts)
         return hopper_batch_launches(product, wide, ctx)
@@ -180,16 +180,6 @@ def _single(product: Product, ctx: Context) -> list[Launch]:
         n = min(variant.columns, rows - first)
         launches += batch_launches(product, first, n, variant, ctx)
         first += n
-    return launches
-
-
-def _few(product: Product, facts: Facts) -> list[Launch]:
-    """One launch for as many rows as fit."""
-    launches, first = [], 0
-    while first < product.single_rows:
-        variant = choose.vec(product.group, product.single_rows - first, facts)
-        launches.append(vec_launch(product, first, variant))
-        first += variant.rows
     return launches
 
 
@@ -212,14 +202,14 @@ def _tiles(group: Group) -> tuple[int, ...]:
     return (*found, *[0] * (3 - len(found)))
 
 
-def vec_launch(product: Product, first: int, variant: choose.Vec) -> Launch:
-    """The launch of `matmul_vec` for its rows from `first` on."""
+def vec_launch(product: Product, variant: choose.Vec) -> Launch:
+    """The launch of `matmul_vec` for the single row."""
     group = product.group
     args = (
         *_addresses(product),
-        product.x.x + 4 * first * group.n_cols,
+        product.x.x,
         product.x.norm,
-        *_ends(product, first),
+        *_ends(product, 0),
         group.n_cols,
         *_tiles(group),
         group.n_outputs,
@@ -244,12 +234,11 @@ def vec_kernel(group: Group, variant: choose.Vec) -> Kernel:
         "ops/matmul_vec.cu",
         "matmul_vec",
         "p p p p p p p p p i i i i i i i f",
-        ROWS=variant.rows,
         PARTS=variant.parts,
         GROUPS=variant.groups,
         STAGES=variant.stages,
         SEGMENTS=len(group.segments),
-        ONE_PIECE=int(variant.rows == 1 and blocks(group.n_cols, choose.PIECE) <= variant.parts),
+        ONE_PIECE=int(blocks(group.n_cols, choose.PIECE) <= variant.parts),
         **_types(group),
     )
 
@@ -484,13 +473,13 @@ def kernels(facts: Facts) -> Sequence[Kernel]:
     for dtype in WEIGHT_TYPES:
         group = Group(("w",), (WeightSpec(dtype, (4096, 4096)),))
         batches = (16, 64) if dtype.name in ("q4_K", "q5_0", "q6_K", "f16") else ()
-        found += _single_kernels(group, PLAIN, (1, 2, 8, *batches), facts)
+        found += _single_kernels(group, PLAIN, (1, 8, *batches), facts)
     pair = WeightSpec(BY_NAME["q4_K"], (4096, 16384))
     found += _single_kernels(Group(("a", "b"), (pair, pair), True), SILU, (16, 64), facts)
     q4, q6 = BY_NAME["q4_K"], BY_NAME["q6_K"]
     specs = (WeightSpec(q4, (3584, 3584)), WeightSpec(q4, (3584, 512)), WeightSpec(q6, (3584, 512)))
     mixed = Group(("q", "k", "v"), specs)
-    found += _single_kernels(mixed, PLAIN, (1, 2, 8, 16, 64), facts)
+    found += _single_kernels(mixed, PLAIN, (1, 8, 16, 64), facts)
     if facts.hopper:
         found += _many_kernels((mixed, Group(("a", "b"), (pair, pair), True)))
         return found
@@ -515,7 +504,7 @@ def _single_kernels(
     for n in rows:
         name = choose.single_rows_kernel(group, n, facts)
         if name == "matmul_vec":
-            yield vec_kernel(group, choose.vec(group, n, facts))
+            yield vec_kernel(group, choose.vec(group, facts))
             continue
         for out in (None, choose.single_rows_chunks(group, n, facts)) if epilogue else (None,):
             if name == "matmul_batch_sm90":

@@ -1,10 +1,10 @@
 """Which kernel computes a product, and in what geometry: pure functions of shapes and the device.
 
-Single rows (decode rows, output heads) go to `matmul_vec` while they are few, quantized and fit its
-shared memory, else to `matmul_batch` or, if this is Hopper and they are more, `matmul_batch_sm90`
-up to 64, then `matmul_many_sm90`; a row's bits are the same in every variant of each, whatever
-other rows there are. Rows of prompts go to `matmul_many_sm90` on Hopper, elsewhere to
-`matmul_gemm`, by weights expanded to halves.
+Single rows (decode rows, output heads): one alone goes to `matmul_vec` if its weights are quantized
+and it fits shared memory, else they go to `matmul_batch` or, if this is Hopper and they are more,
+to `matmul_batch_sm90` up to 64, then `matmul_many_sm90`; a row's bits are the same in every variant
+of each, whatever other rows there are. Rows of prompts go to `matmul_many_sm90` on Hopper,
+elsewhere to `matmul_gemm`, by weights expanded to halves.
 """
 
 from __future__ import annotations
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 
 PIECE = 256
 """Weights of a row in a step of the rings."""
-MAX_VEC_ROWS = 2
 
 
 def piece_bytes(group: Group) -> int:
@@ -39,7 +38,6 @@ class Vec:
     """A geometry of `matmul_vec`.
 
     Attributes:
-        rows: rows of x.
         parts: warps that share the K of a tile.
         groups: tiles a block works on at a time, each by `parts` warps.
         stages: slots of a warp's ring.
@@ -48,7 +46,6 @@ class Vec:
         shared: bytes of shared memory a block.
     """
 
-    rows: int
     parts: int
     groups: int
     stages: int
@@ -72,7 +69,7 @@ _NOMINAL_SMS = 132
 def single_rows_kernel(group: Group, rows: int, facts: Facts) -> str:
     """Name of the kernel that so many single rows go to; within it no row depends on the others."""
     plain = any(s.format.plain for s in group.segments)
-    if rows <= MAX_VEC_ROWS and not plain and _fits(group, 1, facts):
+    if rows == 1 and not plain and vec_geometry(group, 2, facts.n_sms).shared <= facts.shared_limit:
         return "matmul_vec"
     if not facts.hopper or rows <= MAX_MMA_ROWS:
         return "matmul_batch"
@@ -92,19 +89,14 @@ def single_rows_chunks(group: Group, rows: int, facts: Facts) -> Chunks | None:
     return Chunks(columns, False) if rows <= columns else None
 
 
-def _fits(group: Group, rows: int, facts: Facts) -> bool:
-    return vec_geometry(group, rows, 2, facts.n_sms).shared <= facts.shared_limit
-
-
-def vec(group: Group, rows: int, facts: Facts) -> Vec:
-    """The geometry for as many of the rows as fit, where `matmul_vec` takes them."""
-    rows = next(n for n in (2, 1) if n <= rows and _fits(group, n, facts))
-    deep = vec_geometry(group, rows, 3, facts.n_sms)
+def vec(group: Group, facts: Facts) -> Vec:
+    """The geometry for one row, where `matmul_vec` takes it."""
+    deep = vec_geometry(group, 3, facts.n_sms)
     pieces = blocks(group.n_tiles, deep.grid) * blocks(blocks(group.n_cols, PIECE), deep.parts)
     # a short kernel starts sooner with less to fetch
     if deep.shared <= facts.shared_limit and pieces > 3:
         return deep
-    return vec_geometry(group, rows, 2, facts.n_sms)
+    return vec_geometry(group, 2, facts.n_sms)
 
 
 def vec_split(group: Group) -> tuple[int, int]:
@@ -114,20 +106,20 @@ def vec_split(group: Group) -> tuple[int, int]:
     return parts, min(MAX_VEC_WARPS // parts, blocks(group.n_tiles, _NOMINAL_SMS))
 
 
-def vec_geometry(group: Group, rows: int, stages: int, n_sms: int) -> Vec:
+def vec_geometry(group: Group, stages: int, n_sms: int) -> Vec:
     """The geometry with rings of this many stages."""
     parts, groups = vec_split(group)
     grid = min(n_sms, group.n_tiles)
-    tiles, tile_bytes = blocks(group.n_tiles, grid), parts * rows * 256
+    tiles, tile_bytes = blocks(group.n_tiles, grid), parts * 256
     buffers = 1 if tiles * tile_bytes <= ROUND_BYTES else 2
     round_tiles = min(tiles, max(1, ROUND_BYTES // tile_bytes // buffers // groups) * groups)
     most_pieces = blocks(blocks(group.n_cols, PIECE), parts)
     shared = (
-        parts * groups * (stages * (piece_bytes(group) + 8) + rows * most_pieces * 640 + 128)
+        parts * groups * (stages * (piece_bytes(group) + 8) + most_pieces * 640 + 128)
         + buffers * round_tiles * tile_bytes
-        + 4 * (rows * parts + 1)
+        + 4 * (parts + 1)
     )
-    return Vec(rows, parts, groups, stages, round_tiles, grid, shared)
+    return Vec(parts, groups, stages, round_tiles, grid, shared)
 
 
 @dataclass(frozen=True, slots=True)

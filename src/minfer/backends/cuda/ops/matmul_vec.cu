@@ -1,10 +1,10 @@
-// y = W x for one row of x, or a few, at the speed W streams from memory.
+// y = W x for one row of x, at the speed W streams from memory.
 //
-// What: out[r][n] = factor[n] * sum_k W[n][k] x[r][k] (+ bias[n]) (+ residual[r][n]) for r < ROWS,
-//   or act(gate row) * up row. With `norm`, x is first normed: its root mean square is a factor of
+// What: out[n] = factor[n] * sum_k W[n][k] x[k] (+ bias[n]) (+ residual[n]), or
+//   act(gate row) * up row. With `norm`, x is first normed: its root mean square is a factor of
 //   the output. Up to three weights of one input, side by side in the output.
 // Layouts: W blocks of `lib/quant.cuh`, [tile][block]; factor f32 [all tiles * 16]; x f32
-//   [rows][K]; norm f32 [K] or null; out f32 [rows][stride]. Gated: rows 0-7 of a tile are gate,
+//   [K]; norm f32 [K] or null; out f32 [stride]. Gated: rows 0-7 of a tile are gate,
 //   8-15 up rows of the same 8 outputs.
 // Who: a block owns row tiles b, b + gridDim, ...; they go round to its GROUPS groups of PARTS
 //   warps, and each warp of a group has a part of K of all the group's tiles. A warp streams its
@@ -17,9 +17,9 @@
 //   the wait for the previous kernel: weights never change.
 // Floor: bytes of W over memory bandwidth. Arithmetic takes about 1 lane instruction a weight
 //   (q4_K), of 4.4 that a memory-bound multiprocessor has.
-// Limits: quantized types; K a multiple of 8; ROWS <= 2, and x in bytes beside the rings.
-// Numerics: x to 16 bits by groups of 16, sums of a group exact, all else in f32. A row's bits
-//   depend on PARTS, which is a function of the weights' shapes, and not on ROWS or the grid.
+// Limits: quantized types; K a multiple of 8; x in bytes beside the rings.
+// Numerics: x to 16 bits by groups of 16, sums of a group exact, all else in f32. The bits
+//   depend on PARTS, which is a function of the weights' shapes, and not on the grid.
 // Versions: 1 (2026-11) weights expanded to halves, f16 tensor cores, warp rings, programmatic
 //   launch: gate and up of a 7B layer took 45 us in a token's chain, 27 % of the issue slots. 2:
 //   integers: 30 us, half of the instructions for moving between parts of tiles. 3: a warp keeps
@@ -31,8 +31,7 @@
 #include "lib/quant_bytes.cuh"
 #include "lib/segments.cuh"
 
-#ifndef ROWS
-#define ROWS 1
+#ifndef PARTS
 #define PARTS 14
 #define GROUPS 1
 #define STAGES 3
@@ -66,9 +65,9 @@ DEVICE void operand(const Strip<F>& w, u32 (&a)[4]) {
     weight_bytes<F, 1, Q>(w, a[1], a[3]);
 }
 
-// Adds the products of a strip of weights with strip s of each row of x.
+// Adds the products of a strip of weights with strip s of x.
 template <class F>
-DEVICE void multiply(const Strip<F>& w, const Input (&x)[ROWS], int s, float (&sums)[ROWS][2]) {
+DEVICE void multiply(const Strip<F>& w, const Input& x, int s, float (&sums)[2]) {
     u32 a[4][4];
     operand<F, 0>(w, a[0]);
     operand<F, 1>(w, a[1]);
@@ -81,41 +80,36 @@ DEVICE void multiply(const Strip<F>& w, const Input (&x)[ROWS], int s, float (&s
         weight_factors<F, 0, 1>(w, scale[0][1], summand[0][1]);
         weight_factors<F, 1, 1>(w, scale[1][1], summand[1][1]);
     }
+    uint4 first = x.codes[s][0], second = x.codes[s][1];
+    float4 f = x.scales[s];
+    i32 c[2][4];
+    mma_u8_first(c[0], a[0], first.x, first.y);
+    mma_u8_first(c[1], a[2], second.x, second.y);
+    mma_u8(c[0], a[1], first.z, first.w);
+    mma_u8(c[1], a[3], second.z, second.w);
 #pragma unroll
-    for (int r = 0; r < ROWS; r++) {
-        uint4 first = x[r].codes[s][0], second = x[r].codes[s][1];
-        float4 f = x[r].scales[s];
-        i32 c[2][4];
-        mma_u8_first(c[0], a[0], first.x, first.y);
-        mma_u8_first(c[1], a[2], second.x, second.y);
-        mma_u8(c[0], a[1], first.z, first.w);
-        mma_u8(c[1], a[3], second.z, second.w);
-#pragma unroll
-        for (int h = 0; h < 2; h++) {
-            float y0 = (float)(c[0][2 * h] * 256 + c[0][2 * h + 1]) * f.x;
-            float y1 = (float)(c[1][2 * h] * 256 + c[1][2 * h + 1]);
-            float& sum = sums[r][h];
-            if constexpr (F::GROUP == 16) {
-                sum = fmaf(y0, scale[h][0], fmaf(f.y, summand[h][0], sum));
-                sum = fmaf(y1 * f.z, scale[h][1], fmaf(f.w, summand[h][1], sum));
-            } else {
-                sum = fmaf(f.y + f.w, summand[h][0], sum);
-                sum = fmaf(fmaf(y1, f.z, y0), scale[h][0], sum);
-            }
+    for (int h = 0; h < 2; h++) {
+        float y0 = (float)(c[0][2 * h] * 256 + c[0][2 * h + 1]) * f.x;
+        float y1 = (float)(c[1][2 * h] * 256 + c[1][2 * h + 1]);
+        float& sum = sums[h];
+        if constexpr (F::GROUP == 16) {
+            sum = fmaf(y0, scale[h][0], fmaf(f.y, summand[h][0], sum));
+            sum = fmaf(y1 * f.z, scale[h][1], fmaf(f.w, summand[h][1], sum));
+        } else {
+            sum = fmaf(f.y + f.w, summand[h][0], sum);
+            sum = fmaf(fmaf(y1, f.z, y0), scale[h][0], sum);
         }
     }
 }
 
 // A warp's share of x in shared memory, and where a lane finds its own in a piece of it.
 struct Share {
-    const u8* pieces;  // [piece][row of x][X_PIECE]
+    const u8* pieces;  // [piece][X_PIECE]
     const u8* zeros;   // null where the lane reads x
     int mine, t;
 
-    DEVICE void read(Input (&to)[ROWS], int piece) const {
-#pragma unroll
-        for (int r = 0; r < ROWS; r++)
-            to[r].load(pieces + (piece * ROWS + r) * X_PIECE, mine, zeros, t);
+    DEVICE void read(Input& to, int piece) const {
+        to.load(pieces + piece * X_PIECE, mine, zeros, t);
     }
 };
 
@@ -123,8 +117,8 @@ struct Share {
 struct Multiply {
     const u8* piece;
     bool odd;  // it has one strip: any stands in for the other, x is zero there
-    const Input (&x)[ROWS];
-    float (&sums)[ROWS][2];
+    const Input& x;
+    float (&sums)[2];
     int lane;
 
     template <class F>
@@ -132,13 +126,11 @@ struct Multiply {
         constexpr bool two = Packed<F>::STRIPS == 2;
         // a row's factor has 2^ACT_SHIFT
         constexpr float unit = power2_f32(-EXCESS<F> - ACT_SHIFT);
-        float mine[ROWS][2] = {};
+        float mine[2] = {};
         multiply(Strip<F>(piece, 0, lane), x, 0, mine);
         multiply(Strip<F>(two || odd ? piece : piece + Packed<F>::BYTES, two, lane), x, 1, mine);
 #pragma unroll
-        for (int r = 0; r < ROWS; r++)
-#pragma unroll
-            for (int h = 0; h < 2; h++) sums[r][h] = fmaf(mine[r][h], unit, sums[r][h]);
+        for (int h = 0; h < 2; h++) sums[h] = fmaf(mine[h], unit, sums[h]);
     }
 };
 
@@ -151,7 +143,7 @@ matmul_vec(const u8* w0, const u8* w1, const u8* w2, const float* factor, const 
     int n_strips = (k + 127) / 128, n_pieces = (n_strips + 1) / 2;
     int first1 = tiles0, first2 = tiles0 + tiles1, n_tiles = first2 + tiles2;
     int most_pieces = (n_pieces + PARTS - 1) / PARTS;
-    int x_bytes = ROWS * most_pieces * X_PIECE + 128;  // of a warp, and zeros
+    int x_bytes = most_pieces * X_PIECE + 128;  // of a warp, and zeros
 
     int warp = keep(threadIdx.x / WARP), lane = keep(threadIdx.x % WARP);
     int g = lane / 4, t = lane % 4;
@@ -160,11 +152,11 @@ matmul_vec(const u8* w0, const u8* w1, const u8* w2, const float* factor, const 
     u8* rings = shared;
     u8* xs = rings + WARPS * Ring::BYTES + warp * x_bytes;
     float2* sums = (float2*)(rings + WARPS * (Ring::BYTES + x_bytes));
-    int round_sums = round_tiles * PARTS * ROWS * WARP;  // [tile][part][row of x][lane]
+    int round_sums = round_tiles * PARTS * WARP;  // [tile][part][lane]
     int my_tiles = ((int)gridDim.x - 1 - (int)blockIdx.x + n_tiles) / (int)gridDim.x;
     int buffers = round_tiles < (n_tiles + (int)gridDim.x - 1) / (int)gridDim.x ? 2 : 1;
-    float* squares = (float*)(sums + buffers * round_sums);  // [row of x][part]
-    u64* barriers = (u64*)(squares + ((ROWS * PARTS + 1) & ~1)) + warp * STAGES;
+    float* squares = (float*)(sums + buffers * round_sums);  // [part]
+    u64* barriers = (u64*)(squares + ((PARTS + 1) & ~1)) + warp * STAGES;
 
     pdl_launch();
     if (elect()) {
@@ -213,34 +205,31 @@ matmul_vec(const u8* w0, const u8* w1, const u8* w2, const float* factor, const 
     const u8* zeros = g / 2 == t ? nullptr : xs + 48;
     xs += 128;
     pdl_wait();
-#pragma unroll 1
-    for (int r = 0; r < ROWS; r++) {
-        float square = 0.0f;
+    float square = 0.0f;
 #pragma unroll 4
-        for (int s = 0; s < 2 * n_mine; s++) {
-            int at = (2 * first + s) * 32 + lane;  // in vectors of four
-            float4 v = {0, 0, 0, 0};
-            if (at * 4 < k) {
-                v = ((const float4*)(x + (u64)r * k))[at];
-                square += v.x * v.x + v.y * v.y + v.z * v.z + v.w * v.w;
-                if (norm) {
-                    float4 n = __ldg((const float4*)norm + at);
-                    v.x *= n.x, v.y *= n.y, v.z *= n.z, v.w *= n.w;
-                }
+    for (int s = 0; s < 2 * n_mine; s++) {
+        int at = (2 * first + s) * 32 + lane;  // in vectors of four
+        float4 v = {0, 0, 0, 0};
+        if (at * 4 < k) {
+            v = ((const float4*)x)[at];
+            square += v.x * v.x + v.y * v.y + v.z * v.z + v.w * v.w;
+            if (norm) {
+                float4 n = __ldg((const float4*)norm + at);
+                v.x *= n.x, v.y *= n.y, v.z *= n.z, v.w *= n.w;
             }
-            u8* piece = xs + (s / 2 * ROWS + r) * X_PIECE;
-            pack_strip(piece + s % 2 * CODE_STRIP, piece + 2 * CODE_STRIP + s % 2 * SCALE_STRIP, v,
-                       lane);
         }
-        if (norm) {
-            square = warp_sum(square);
-            if (lane == 0 && group == 0) squares[r * PARTS + part] = square;
-        }
+        u8* piece = xs + s / 2 * X_PIECE;
+        pack_strip(piece + s % 2 * CODE_STRIP, piece + 2 * CODE_STRIP + s % 2 * SCALE_STRIP, v,
+                   lane);
+    }
+    if (norm) {
+        square = warp_sum(square);
+        if (lane == 0 && group == 0) squares[part] = square;
     }
     __syncwarp();
 
     Share share = {xs, zeros, t * 64 + g % 2 * 32, t};
-    Input in[ROWS];
+    Input in;
     if (ONE_PIECE) share.read(in, 0);
     int local = group;  // the tile's number in the block
 #pragma unroll 1
@@ -250,7 +239,7 @@ matmul_vec(const u8* w0, const u8* w1, const u8* w2, const float* factor, const 
 #pragma unroll 1
         for (; local < end; local += GROUPS) {
             int tile = blockIdx.x + local * gridDim.x;
-            float acc[ROWS][2] = {};
+            float acc[2] = {};
 #pragma unroll 1
             for (int p = 0; p < n_mine; p++) {
                 const u8* piece = ring.wait();
@@ -261,32 +250,25 @@ matmul_vec(const u8* w0, const u8* w1, const u8* w2, const float* factor, const 
                 fetch(ring.at);
                 ring.advance();
             }
-#pragma unroll
-            for (int r = 0; r < ROWS; r++)
-                all[(((local - begin) * PARTS + part) * ROWS + r) * WARP + lane] =
-                    make_float2(acc[r][0], acc[r][1]);
+            all[((local - begin) * PARTS + part) * WARP + lane] = make_float2(acc[0], acc[1]);
         }
         __syncthreads();
         // a thread rows g and g + 8 of a tile
 #pragma unroll 1
         for (int i = threadIdx.x; i < (end - begin) * 8; i += THREADS) {
             int at = i / 8, tile = blockIdx.x + (begin + at) * gridDim.x;
+            float a = 0.0f, b = 0.0f, square = 0.0f;
 #pragma unroll
-            for (int r = 0; r < ROWS; r++) {
-                float a = 0.0f, b = 0.0f, square = 0.0f;
-#pragma unroll
-                for (int p = 0; p < PARTS; p++) {
-                    const float4* from =
-                        (const float4*)(all + ((at * PARTS + p) * ROWS + r) * WARP);
-                    float4 u = from[i % 8 * 2], v = from[i % 8 * 2 + 1];
-                    a += u.x + u.z + (v.x + v.z);
-                    b += u.y + u.w + (v.y + v.w);
-                    if (norm) square += squares[r * PARTS + p];
-                }
-                float scale = norm ? rsqrtf(__fdividef(square, k) + eps) : 1.0f;
-                Output y = {factor, bias, residual, out, stride};
-                y.finish(epilogue, r, tile * 16 + i % 8, a * scale, b * scale);
+            for (int p = 0; p < PARTS; p++) {
+                const float4* from = (const float4*)(all + (at * PARTS + p) * WARP);
+                float4 u = from[i % 8 * 2], v = from[i % 8 * 2 + 1];
+                a += u.x + u.z + (v.x + v.z);
+                b += u.y + u.w + (v.y + v.w);
+                if (norm) square += squares[p];
             }
+            float scale = norm ? rsqrtf(__fdividef(square, k) + eps) : 1.0f;
+            Output y = {factor, bias, residual, out, stride};
+            y.finish(epilogue, 0, tile * 16 + i % 8, a * scale, b * scale);
         }
     }
 }
