@@ -6,7 +6,7 @@
 constexpr int CHUNKS = (HD + 31) / 32;  // of 32 head features for K, the last may be 16
 constexpr int BANDS = HD / 64 + HD % 64 / 32 + HD % 32 / 16;  // of 64, then 32, then 16 for V
 
-DEVICE constexpr int chunk_values(int c) {  // a lane's
+DEVICE constexpr int chunk_values(int c) {  // a lane's; a constant in loops that are not unrolled
     return HD % 32 == 0 || HD - 32 * c >= 32 ? 8 : 4;
 }
 DEVICE constexpr int band_values(int b) {

@@ -1,4 +1,5 @@
-// Copies into shared memory that run beside arithmetic, and the barriers that tell when they ended.
+// Copies into shared memory that run beside arithmetic, and the barriers that tell when they ended
+// and when what they brought has been read.
 //
 // sm_90+: bulk copies complete on an mbarrier. Before: cp.async, 16 bytes a lane, in groups. The
 // `WarpRing` has both behind one face; nothing else here chooses.
@@ -110,6 +111,12 @@ DEVICE void bulk_copy(void* to, const void* from, u32 bytes, u64* barrier) {
         : "memory");
 }
 
+// The copy that completes a phase of `barrier`, whose count is 1; by one thread.
+DEVICE void fill(void* to, const void* from, u32 bytes, u64* barrier) {
+    barrier_expect(barrier, bytes);
+    bulk_copy(to, from, bytes, barrier);
+}
+
 DEVICE void cluster_sync() {
     asm volatile(
         "barrier.cluster.arrive.release.aligned; barrier.cluster.wait.acquire.aligned;" ::
@@ -170,28 +177,29 @@ DEVICE void copy_wait() {  // until at most PENDING of this thread's groups are 
 // Copies into a slot that many warps read, by one warp; `barrier` expects COPY_ARRIVALS.
 #if BULK_COPIES
 constexpr int COPY_ARRIVALS = 1;
-DEVICE void warp_copy(u8* to, const u8* from, u32 bytes, u64* barrier, int lane) {
-    if (elect()) {
-        barrier_expect(barrier, bytes);
-        bulk_copy(to, from, bytes, barrier);
-    }
+DEVICE void warp_copy(u8* to, const u8* from, u32 bytes, u64* barrier) {
+    if (elect()) fill(to, from, bytes, barrier);
 }
 #else
 constexpr int COPY_ARRIVALS = WARP;
-DEVICE void warp_copy(u8* to, const u8* from, u32 bytes, u64* barrier, int lane) {
-    for (u32 i = lane * 16; i < bytes; i += WARP * 16) copy16_async(to + i, from + i);
+DEVICE void warp_copy(u8* to, const u8* from, u32 bytes, u64* barrier) {
+    for (u32 i = threadIdx.x % WARP * 16; i < bytes; i += WARP * 16) copy16_async(to + i, from + i);
     asm volatile("cp.async.mbarrier.arrive.noinc.shared.b64 [%0];" ::"r"(shared_address(barrier))
                  : "memory");
 }
 #endif
 
-// A barrier of COUNT threads of a block, by number.
+// ---- named barriers -----------------------------------------------------------------------------
+
+// Wait for COUNT threads of a block at one of its 16 barriers; 0 is that of `__syncthreads`. Whole
+// warps come here. What each thread did before is in order for all that wait.
 template <int COUNT>
 DEVICE void sync_some(int barrier) {
     asm volatile("bar.sync %0, %1;" ::"r"(barrier), "n"(COUNT) : "memory");
 }
 
-// Count among the COUNT of a barrier without waiting for the others.
+// Count among the COUNT of a barrier without waiting. Somebody waits for every phase, and nobody
+// comes for the next one before it is over.
 template <int COUNT>
 DEVICE void arrive_some(int barrier) {
     asm volatile("bar.arrive %0, %1;" ::"r"(barrier), "n"(COUNT) : "memory");
@@ -205,12 +213,10 @@ struct WarpRing {
     static constexpr int BYTES = SLOTS * SLOT_BYTES;
     u8* slots;       // 16-byte aligned, BYTES
     u64* barriers;  // SLOTS, initialised with a count of 1
-    int lane;
     int at = 0;     // slot to read next, which is also the one to fill next
     u32 parity = 0;
 
-    DEVICE WarpRing(u8* slots, u64* barriers, int lane)
-        : slots(slots), barriers(barriers), lane(lane) {}
+    DEVICE WarpRing(u8* slots, u64* barriers) : slots(slots), barriers(barriers) {}
 
     // Copies bytes[i] from from[i] to places `pitch` apart in a slot.
     template <int N>
@@ -229,7 +235,7 @@ struct WarpRing {
 #else
 #pragma unroll
         for (int i = 0; i < N; i++)
-            for (u32 at = lane * 16; at < bytes[i]; at += WARP * 16)
+            for (u32 at = threadIdx.x % WARP * 16; at < bytes[i]; at += WARP * 16)
                 copy16_async(to + i * pitch + at, from[i] + at);
         copy_commit();
 #endif

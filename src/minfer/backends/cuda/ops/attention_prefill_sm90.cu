@@ -4,7 +4,7 @@
 //
 // Shapes:  as `attention_prefill.cu`; K and V of halves.
 // Who:     grid (tiles of 128 (row, query head) pairs, kv heads), three warpgroups. The first
-//          copies: one lane brings pages of K and V to a ring in shared memory, 8 KiB a copy, which
+//          copies: one warp brings pages of K and V to a ring in shared memory, 8 KiB a copy, which
 //          fits because the cache already lies in the swizzle the matrix unit reads (`lib/kv.cuh`).
 //          The other two compute 64 pairs each. A step of KEYS keys is two products, the scores of
 //          these keys and the sums over the keys before, and then the softmax of these scores: it

@@ -120,17 +120,19 @@ matmul_batch(const u8* w0, const u8* w1, const u8* w2, const float* factor, cons
     bool idle = tile >= n_tiles;  // such a warp only frees slots of x
     float acc[TILES][NT][4] = {};
 
+    static_assert(X_STAGES < 16, "barrier 0 has other uses");
     if (warp == WARPS) {
         pdl_wait();
         int at = 0;
         for (int p = first_piece; p < end_piece; p++) {
+            // for a slot that was filled before; as often as all others arrive
             if (p >= first_piece + X_STAGES) sync_some<THREADS>(1 + at);
             u32 bytes = min(2, n_strips - p * 2) * COLUMNS * 256;
-            warp_copy(xs + at * X_BYTES, x + (u64)p * X_BYTES, bytes, full + at, lane);
+            warp_copy(xs + at * X_BYTES, x + (u64)p * X_BYTES, bytes, full + at);
             if (++at == X_STAGES) at = 0;
         }
     } else {
-        Ring ring(rings + warp * Ring::BYTES, barriers + warp * STAGES, lane);
+        Ring ring(rings + warp * Ring::BYTES, barriers + warp * STAGES);
         auto fetch = [&](int slot, int piece) {
             const u8* rows[TILES] = {};
             u32 bytes[TILES] = {};

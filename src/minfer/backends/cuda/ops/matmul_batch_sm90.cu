@@ -85,7 +85,7 @@ matmul_batch_sm90(const u8* w0, const u8* w1, const u8* w2, const float* factor,
 
     int tile = block * WARPS + warp;
     bool idle = tile >= n_tiles;  // it multiplies zeros, for its warpgroup to be whole
-    Ring ring(rings + warp * Ring::BYTES, barriers + warp * STAGES, lane);
+    Ring ring(rings + warp * Ring::BYTES, barriers + warp * STAGES);
     auto fetch = [&](int slot, int piece) {
         const u8* from[1] = {};
         u32 bytes[1] = {};
@@ -94,9 +94,8 @@ matmul_batch_sm90(const u8* w0, const u8* w1, const u8* w2, const float* factor,
         ring.issue(slot, from, bytes, MAX_PIECE);
     };
     auto fetch_x = [&](int slot, int s) {  // by one thread
-        if (s >= end_strip) return;
-        barrier_expect(full + slot, X_BYTES);
-        bulk_copy(xs + slot * X_BYTES, x + (u64)s * X_BYTES, X_BYTES, full + slot);
+        if (s < end_strip)
+            fill(xs + slot * X_BYTES, x + (u64)s * X_BYTES, X_BYTES, full + slot);
     };
     for (int i = 0; i < STAGES && !idle; i++) fetch(i, first_piece + i);
     pdl_wait();

@@ -136,7 +136,7 @@ matmul_many_sm90(const u8* w0, const u8* w1, const u8* w2, const float* factor, 
         for (int i = 0; i < WARPS * STAGES; i++) barrier_init(barriers + i, 1);
         for (int i = 0; i < X_STAGES; i++) {
             barrier_init(full + i, 1);
-            barrier_init(empty + i, 2);
+            barrier_init(empty + i, 2);  // products read x, not lanes: one arrival a warpgroup
         }
         barrier_init_fence();
     }
@@ -164,8 +164,7 @@ matmul_many_sm90(const u8* w0, const u8* w1, const u8* w2, const float* factor, 
             u32 bytes = min(COLUMNS, padded_m - row) * 128;
             for (int c = 4 * first_piece(work); c < end; c++) {
                 barrier_wait(empty + at, parity);
-                barrier_expect(full + at, bytes);
-                bulk_copy(xs + at * X_BYTES, x + ((u64)c * padded_m + row) * 128, bytes, full + at);
+                fill(xs + at * X_BYTES, x + ((u64)c * padded_m + row) * 128, bytes, full + at);
                 if (++at == X_STAGES) at = 0, parity ^= 1;
             }
         }
@@ -177,7 +176,7 @@ matmul_many_sm90(const u8* w0, const u8* w1, const u8* w2, const float* factor, 
     [[maybe_unused]] int group = warp / 4;
     // a tile past the last is the last once more, and not written
     auto my_tile = [&](int work) { return min(tile_of(block_of(work), warp), n_tiles - 1); };
-    Ring ring(rings + warp * Ring::BYTES, barriers + warp * STAGES, lane);
+    Ring ring(rings + warp * Ring::BYTES, barriers + warp * STAGES);
     int next = blockIdx.x, next_piece = first_piece(next);  // to fetch
     auto fetch = [&](int slot) {
         const u8* from[1] = {};

@@ -169,7 +169,7 @@ matmul_vec(const u8* w0, const u8* w1, const u8* w2, const float* factor, const 
     __syncwarp();
 
     // the warp's pieces, tile by tile
-    Ring ring(rings + warp * Ring::BYTES, barriers, lane);
+    Ring ring(rings + warp * Ring::BYTES, barriers);
     int stride_tiles = gridDim.x * GROUPS, tile_ahead = blockIdx.x + gridDim.x * group, ahead = 0;
     const u8* next = nullptr;
     u32 full = 0, last = 0;  // bytes of a piece, and of the part's last one
@@ -257,16 +257,16 @@ matmul_vec(const u8* w0, const u8* w1, const u8* w2, const float* factor, const 
 #pragma unroll 1
         for (int i = threadIdx.x; i < (end - begin) * 8; i += THREADS) {
             int at = i / 8, tile = blockIdx.x + (begin + at) * gridDim.x;
-            float a = 0.0f, b = 0.0f, square = 0.0f;
+            float a = 0.0f, b = 0.0f, all_squares = 0.0f;
 #pragma unroll
             for (int p = 0; p < PARTS; p++) {
                 const float4* from = (const float4*)(all + (at * PARTS + p) * WARP);
                 float4 u = from[i % 8 * 2], v = from[i % 8 * 2 + 1];
                 a += u.x + u.z + (v.x + v.z);
                 b += u.y + u.w + (v.y + v.w);
-                if (norm) square += squares[p];
+                if (norm) all_squares += squares[p];
             }
-            float scale = norm ? rsqrtf(__fdividef(square, k) + eps) : 1.0f;
+            float scale = norm ? rsqrtf(__fdividef(all_squares, k) + eps) : 1.0f;
             Output y = {factor, bias, residual, out, stride};
             y.finish(epilogue, 0, tile * 16 + i % 8, a * scale, b * scale);
         }
