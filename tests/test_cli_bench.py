@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tiny_models import path_of
 
 from minfer.cli.app import call
+from minfer.llm import Notice, make_engine
 
 MODEL = str(path_of("llama"))
 SMALL = ("-p", "16", "-n", "2", "-r", "2", "--device", "cpu", "-t", "2")
@@ -32,6 +34,22 @@ def test_lists_make_rows(capsys: pytest.CaptureFixture[str]) -> None:
     ]
     assert {r["n_ubatch"] for r in rows} == {8}
     assert {r["model_type"] for r in rows} == {"llama 1M F16"}
+
+
+@pytest.mark.parametrize("words", ["bench -p 8 -n 0 -r 1 -ub 4,8", "perplexity -c 16 -f TEXT"])
+def test_what_a_user_should_know_is_told_once(
+    words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def made(*args: Any, **sizes: Any) -> Any:
+        engine, config, notices = make_engine(*args, **sizes)
+        return engine, config, [*notices, Notice("2 of 28 blocks fit"), Notice("no GPU", True)]
+
+    monkeypatch.setattr("minfer.measure.bench.make_engine", made)
+    text = tmp_path / "text"
+    text.write_text("One text, which is long enough for a chunk or two of it. " * 4)
+    command, *options = words.replace("TEXT", str(text)).split()
+    assert call([command, MODEL, *options, "--device", "cpu"]) == 0
+    assert capsys.readouterr().err == "note: 2 of 28 blocks fit\n"
 
 
 def test_ops_floor_and_chart(capsys: pytest.CaptureFixture[str]) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import StrEnum
@@ -14,11 +14,13 @@ from typing import TYPE_CHECKING, Annotated, TextIO
 
 import typer
 
+from minfer.cli.loading import note
 from minfer.cli.options import Debug, Device, option
 from minfer.cli.terminal import progress_bar, status_line, table
 from minfer.settings import Settings
 
 if TYPE_CHECKING:
+    from minfer.llm import Notice
     from minfer.measure import Case, OpTime, Result, Setup
 
 _test = partial(option, "Tests")
@@ -201,6 +203,7 @@ def bench(
             warm_up=not what.no_warmup,
             floor=looking.floor,
             progress=say,
+            note=partial(_note, say, set()),
         )
         with _writer(printing.output_err, sys.stderr, setups, looking.floor) as also:
             form = _form(printing.output, setups, looking.floor)
@@ -216,6 +219,13 @@ def bench(
         print("\n" + measure.speeds(done, max(10, shutil.get_terminal_size().columns - 60)))
     if looking.plot is not None:
         measure.plot_speeds(done, looking.plot)
+
+
+def _note(say: Callable[[str], None], told: set[Notice], notices: Sequence[Notice]) -> None:
+    """Tell notices once, however many setups they are of."""
+    say("")
+    note(notice for notice in notices if notice not in told)
+    told.update(notices)
 
 
 Form = Callable[[Iterable["Result"]], Iterator[str]]

@@ -49,7 +49,7 @@ def chat(
     if session is not None and not session.absolute().parent.is_dir():
         raise typer.BadParameter(f"there is no folder {session.parent}", param_hint="--session")
     with open_model(model, loading, tracing) as llm:
-        note(llm)
+        note(llm.notices)
         messages = llm.load_session(session) if session is not None and session.exists() else []
         conversation = Conversation(llm, params, messages)
         if system is not None:

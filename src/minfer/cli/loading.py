@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterable
 from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +16,7 @@ from minfer.errors import RequestError, SettingsError
 from minfer.settings import PREFIX, Settings
 
 if TYPE_CHECKING:
-    from minfer.llm import LLM
+    from minfer.llm import LLM, Notice
 
 
 def open_model(
@@ -52,9 +53,9 @@ def open_model(
     return llm
 
 
-def note(llm: LLM) -> None:
+def note(notices: Iterable[Notice]) -> None:
     """Say on stderr what may make answers slower or worse than expected."""
-    for notice in llm.notices:
+    for notice in notices:
         if not notice.usual:
             print(f"note: {notice}", file=sys.stderr)
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from minfer.cli.loading import note
 from minfer.cli.options import CacheType, Debug, Device, ModelName, option
 from minfer.cli.report import INTERRUPTED
 from minfer.cli.terminal import progress_bar, status_line
@@ -148,6 +149,8 @@ def opened(
     say(f"loading {path.name}")
     setup = measure.Setup(str(path), type_k=cache_type, type_v=cache_type, n_ubatch=STEP_ROWS)
     with measure.opened(setup, path, settings, n_ctx) as run:
+        say("")
+        note(run.notices)
         yield run
 
 

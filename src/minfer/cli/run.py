@@ -59,7 +59,7 @@ def run(
     if system is not None:
         messages = [{"role": "system", "content": system}, {"role": "user", "content": text}]
     with open_model(model, loading, tracing) as llm:
-        note(llm)
+        note(llm.notices)
         output = None if as_json else Output()
         # A model without a template of its own is no chat model: it goes on with the text.
         chat = not (no_template or llm.template.is_default)

@@ -20,7 +20,7 @@ from minfer.engine import Engine, Lane
 from minfer.errors import RequestError, UnsupportedError
 from minfer.gguf import GGUFFile, open_gguf
 from minfer.graph import PAGE, Load
-from minfer.llm import make_engine
+from minfer.llm import Notice, make_engine
 from minfer.measure.cases import Case, Facts, Result, Setup
 from minfer.measure.floor import Floor, measure_floor, step_seconds
 from minfer.measure.machine import cpu_name
@@ -40,6 +40,7 @@ class Opened:
     engine: Engine
     facts: Facts
     warm_ups: int
+    notices: Sequence[Notice]
 
 
 @contextmanager
@@ -54,7 +55,7 @@ def opened(
     """
     settings = configured(setup, settings)
     with open_gguf(path) as file:
-        engine, config, _ = make_engine(
+        engine, config, notices = make_engine(
             file,
             settings,
             n_ctx=n_ctx,
@@ -66,7 +67,8 @@ def opened(
         try:
             facts = _facts(file, path, engine, settings, len(config.layers))
             used = engine.weight_bytes
-            yield Opened(engine, facts, max(WARM_UPS.get(name, 1) for name in used))
+            warm_ups = max(WARM_UPS.get(name, 1) for name in used)
+            yield Opened(engine, facts, warm_ups, notices)
         finally:
             engine.close()
 
@@ -119,8 +121,18 @@ def run(
     warm_up: bool = True,
     floor: bool = False,
     progress: Progress = lambda text: None,
+    note: Callable[[Sequence[Notice]], None] = lambda notices: None,
 ) -> Iterator[Result]:
     """Measure every test in every setup, each setup loaded once.
+
+    Args:
+        todo: setups, and the files of their models.
+        tests: what is timed in each.
+        settings: of the process.
+        repetitions, warm_up: of each test.
+        floor: measure the machine, too, and say how long each test takes at least.
+        progress: receives what is being done, for a line on a terminal.
+        note: receives what a user should know about each model that was loaded.
 
     Raises:
         MinferError: of any kind, if a model cannot be loaded or run.
@@ -130,6 +142,7 @@ def run(
     for setup, path in todo:
         progress(f"loading {path.name}")
         with opened(setup, path, settings, n_ctx) as model:
+            note(model.notices)
             key = (model.facts.backends, model.facts.n_threads)
             if floor and key not in limits:
                 progress("measuring the floor")
