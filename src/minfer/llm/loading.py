@@ -86,8 +86,7 @@ def place_blocks(
                 f"the GPU cannot run {reason}", where="device", remedy="Use --device cpu"
             )
         devices.append(Device(create_backend("cpu", settings)))
-        first.close()
-        del devices[0]
+        devices.pop(0).backend.close()
         return [Notice(f"the GPU cannot run {reason}; the CPU runs everything")]
     if settings.gpu_layers != "auto" or len(devices) > 1 or has_plenty(first, weights):
         return []
@@ -108,8 +107,7 @@ def place_blocks(
             where="gpu_layers",
             remedy="Use a smaller context (-c), a smaller model or --device cpu",
         )
-    first.close()
-    del devices[0]
+    devices.pop(0).backend.close()
     text = f"not one of {n_layers} blocks fits the GPU's {room}; the CPU runs everything"
     return [Notice(text)]
 

@@ -20,8 +20,8 @@
 //          f32. Masked keys count exactly 0; keys past a run's last are never read, but filled with
 //          zeros; the first tile needs no rescaling, and rescaling by 1 is skipped; a row without
 //          keys gives 0.
-// Macros:  HD, GROUP (query heads a kv head), SOFTCAP (0/1), HALVES (0, 1
-//          chunked, 2 ordered).
+// Macros:  HD, GROUP (query heads a kv head), SOFTCAP (0/1), HALVES (0;
+//          1 chunked, 2 ordered).
 #include "lib/attention_rows.cuh"
 
 constexpr int WARPS = 4, THREADS = WARPS * WARP, ROWS = WARPS * 16;

@@ -14,8 +14,8 @@
 // Limits:  sm_90a; f16 cache; HD 64, 128, 256; any GROUP.
 // Numerics: as `attention_prefill.cu`. Bytes past a run's last key, which may be anything, are
 //          masked in the scores and zeroed in the values.
-// Macros:  HD, GROUP (query heads a kv head), SOFTCAP (0/1), HALVES (0, 1
-//          chunked, 2 ordered), STAGES.
+// Macros:  HD, GROUP (query heads a kv head), SOFTCAP (0/1), HALVES (0;
+//          1 chunked, 2 ordered), STAGES.
 #include "lib/attention_rows.cuh"
 #include "lib/wgmma_attention.cuh"
 

@@ -471,6 +471,7 @@ class Gemm:
 
 def gemm(group: Group, rows: int, facts: Facts) -> Gemm:
     """The geometry for `rows` rows of prompts."""
-    stages = 3 if facts.shared_limit >= 3 * 2 * 128 * 128 else 2
+    slot = (TILE_M + 128) * 128  # 64 of K of both
+    stages = 3 if facts.shared_limit >= 3 * slot else 2
     grid = blocks(rows, TILE_M) * blocks(group.n_rows, 128)
-    return Gemm(stages, grid, stages * 2 * 128 * 128)
+    return Gemm(stages, grid, stages * slot)

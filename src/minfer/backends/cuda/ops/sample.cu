@@ -5,14 +5,13 @@
 //          top_p, min_p, a uniform in [0, 1), an input of the step, read ahead of `pdl_wait`;
 //          out i32 [rows]. Scratch: tops u64 [rows][BLOCKS], sums u64 [rows][KINDS][BINS], nearest
 //          u16 [rows][CHUNKS][THREADS]. counters u32 [rows], zero before and after.
-// Who:      grid (BLOCKS, rows), two launches. `sample_best`: each block finds the best of its
-//          share,  the last of a row the row's; rows at temperature 0 are done. `sample_draw`:
-//          each block  adds up its share by bins of the distance to the best; the last of a row
-//          chooses. Tokens  are ranked by one 64-bit key, logit then falling id, so what a filter
-//          keeps is everything  from some key up. The sums say in which bin a weight is reached;
-//          that bin's tokens, and  all above it if there is room, are gathered in shared memory
-//          and sorted. Of each strand  the nearest bin is noted, so few are read for what is near
-//          the best.
+// Who:     grid (BLOCKS, rows), two launches. `sample_best`: each block finds the best of its
+//          share, the last of a row the row's; rows at temperature 0 are done. `sample_draw`: each
+//          block adds up its share by bins of the distance to the best; the last of a row chooses.
+//          Tokens are ranked by one 64-bit key, logit then falling id, so what a filter keeps is
+//          everything from some key up. The sums say in which bin a weight is reached; that bin's
+//          tokens, and all above it if there is room, are gathered in shared memory and sorted. Of
+//          each strand the nearest bin is noted, so few are read for what is near the best.
 // Floor:   the logits once; greedy reads no more. A row that is drawn: twice, and by a single block
 //          a little of them, or all where likely tokens are many.
 // Numerics: weights are exp in f32 as 40-bit fixed point: sums do not depend on their order, so the
