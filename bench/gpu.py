@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import argparse
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -269,7 +269,7 @@ COLUMNS = (
 
 
 def main() -> None:
-    """Measure, print, append to the results."""
+    """Measure, print, append to the results: each row at once, so that none is lost."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
@@ -287,8 +287,10 @@ def main() -> None:
     except ValueError as error:
         parser.error(str(error))
     settings = replace(Settings.load(), device=args.device)
+    device = device_name(args.device)
     rows = [{**row, "switches": switches(settings)} for row in check_tiny(settings)]
     print(results.table(rows), flush=True)
+    results.append("gpu", [_filled(row) for row in rows], device)
     for name in models:
         path = synthetic.find(name, args.folder)
         usual: dict[object, float] = {}  # test -> tokens a second without one switch more
@@ -303,9 +305,12 @@ def main() -> None:
                     stamp = {"model": name, "switches": switches(variant), "n_ctx": n_ctx}
                     rows.append(stamp | row)
                     print(rows[-1], flush=True)
+                    results.append("gpu", [_filled(rows[-1])], device)
     print(results.table(rows))
-    filled = [{c: row.get(c, "") for c in COLUMNS} for row in rows]
-    results.append("gpu", filled, device=device_name(args.device))
+
+
+def _filled(row: Mapping[str, object]) -> dict[str, object]:
+    return {c: row.get(c, "") for c in COLUMNS}
 
 
 def device_name(device: str) -> str:

@@ -51,11 +51,10 @@ class Examined:
         fit = REGISTERS_A_SM // (self.threads * self.blocks)
         return min(MOST_REGISTERS, fit // ALLOCATED_BY * ALLOCATED_BY)
 
-    def faults(self, wanted: Set[str], spilled: int = 0) -> Iterator[str]:
-        """What is wrong with it, if it should contain the instructions `wanted` and may spill
-        `spilled` bytes."""
+    def faults(self, wanted: Set[str]) -> Iterator[str]:
+        """What is wrong with it, if it should contain the instructions `wanted`."""
         used = self.used
-        if used.spill_stores > spilled or (used.spill_loads and not spilled):
+        if used.spill_stores or used.spill_loads:
             yield f"spills: {used.spill_stores} bytes stored, {used.spill_loads} loaded"
         if used.registers > self.ceiling:
             yield f"takes {used.registers} registers, {self.ceiling} at most fit"

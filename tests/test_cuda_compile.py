@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from concurrent.futures import Executor, ProcessPoolExecutor
 from itertools import repeat
 from pathlib import Path
@@ -12,7 +12,6 @@ from pathlib import Path
 import pytest
 from cuda_sweep import ASYNC, BULK, MMA, WGMMA, examine
 
-from minfer import dtypes
 from minfer.backends.cuda import compile as cuda_compile
 from minfer.backends.cuda import nvrtc
 from minfer.backends.cuda.compile import (
@@ -24,7 +23,6 @@ from minfer.backends.cuda.compile import (
     parse_resources,
 )
 from minfer.backends.cuda.device import Facts
-from minfer.backends.cuda.kv import KIND
 from minfer.backends.cuda.launch import Kernel
 from minfer.backends.cuda.ops import OPS
 from minfer.errors import BackendError
@@ -45,21 +43,6 @@ CONTAINS = (
     ("attention_decode", ARCHS, {MMA}),
 )
 """Kernel, architectures, and the instructions without which it would be slow there."""
-
-
-SPILLS: Mapping[tuple[int, int], Mapping[str, int]] = {
-    (256, KIND[dtypes.F16]): {"100a": 8, "120a": 8},
-}
-"""What is let through of `attention_decode`: by head size and cache, bytes on an architecture.
-Counters that are read outside of the loop over keys."""
-
-
-def spilled(unit: Unit, arch: str) -> int:
-    """Bytes that a unit's kernels may spill."""
-    if unit.file != "ops/attention_decode.cu":
-        return 0
-    macros = dict(unit.defines)
-    return SPILLS.get((int(macros["HD"]), int(macros["KV"])), {}).get(arch, 0)
 
 
 def facts(arch: str) -> Facts:
@@ -109,7 +92,7 @@ def test_every_kernel_fits(workers: Executor, module: object, arch: str) -> None
         assert names <= set(found), f"{unit} lacks {names - set(found)}"
         for name in names:
             rows = (wanted for kernel, on, wanted in CONTAINS if kernel == name and arch in on)
-            faults = found[name].faults(set().union(*rows), spilled(unit, arch))
+            faults = found[name].faults(set().union(*rows))
             wrong += [f"{unit} {name} {fault}" for fault in faults]
     assert not wrong, f"on sm_{arch}:\n" + "\n".join(wrong)
 

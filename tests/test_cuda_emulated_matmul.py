@@ -7,6 +7,7 @@ runs by both schedules of the emulator and must give the same bits.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from typing import Any
 from unittest import mock
 
@@ -156,6 +157,51 @@ def test_gated(bench: EmulatedBench, rows: int, single: int, epilogue: int) -> N
     x = bench.activations(rows, 512)
     found = bench.run(group, x, single, epilogue)
     assert error(found, gated(x, gate, up, epilogue)) < 2 * TOLERANCE
+
+
+@pytest.mark.parametrize(
+    "n_sms, round_bytes, nominal_sms, n_cols, n_out",
+    [
+        (3, 1024, 132, 1280, 400),  # several rounds
+        (1, 2048, 2, 736, 401),  # of several groups
+        (1, choose.ROUND_BYTES, 1, 768, 1536),  # one round that groups do not divide
+        (1, choose.ROUND_BYTES, 132, 256, 1601),  # more outputs in one than threads
+        (2, 600, 3, 4704, 145),  # a warp with several pieces of x, and half of one
+    ],
+)
+def test_one_row_in_rounds(
+    bench: EmulatedBench,
+    monkeypatch: pytest.MonkeyPatch,
+    n_sms: int,
+    round_bytes: int,
+    nominal_sms: int,
+    n_cols: int,
+    n_out: int,
+) -> None:
+    """Right where a block has many tiles, on a card with few multiprocessors."""
+    monkeypatch.setattr(choose, "ROUND_BYTES", round_bytes)
+    monkeypatch.setattr(choose, "_NOMINAL_SMS", nominal_sms)
+    few = EmulatedBench(replace(bench.device.facts, n_sms=n_sms), ahead=False)
+    group, (w,) = few.group([BY_NAME["q8_0"]], n_cols, [n_out])
+    if few.kernel(group, 1) != "matmul_vec":
+        pytest.skip("it does not fit this card's shared memory")
+    x = few.activations(1, n_cols)
+    weight = few.rng.standard_normal(n_cols).astype(np.float32)
+    residual = few.rng.standard_normal((1, n_out)).astype(np.float32)
+    plain = few.run(group, x, 1, norm=weight)
+    normed = x / np.sqrt(np.mean(x.astype(np.float64) ** 2, 1, keepdims=True) + 1e-5) * weight
+    assert error(plain, normed @ w.T) < TOLERANCE
+    found = few.run(group, x, 1, norm=weight, residual=residual)
+    np.testing.assert_array_equal(found, plain + residual)
+    few.device.close()
+
+
+@pytest.mark.parametrize("size", [1e-28, 1.0, 1e30])
+def test_one_row_of_any_size(bench: EmulatedBench, size: float) -> None:
+    group, (w,) = bench.group([BY_NAME["q4_K"]], 512, [32])
+    x = bench.activations(1, 512)
+    x *= size / np.abs(x).max()
+    assert error(bench.run(group, x, 1), x @ w.T) < TOLERANCE
 
 
 def test_padded_rows_are_left_alone(bench: EmulatedBench) -> None:

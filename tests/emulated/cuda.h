@@ -56,7 +56,9 @@ inline To bits_as(From from) {
 inline float __uint_as_float(u32 x) { return bits_as<float>(x); }
 inline float __int_as_float(i32 x) { return bits_as<float>(x); }
 inline u32 __float_as_uint(float x) { return bits_as<u32>(x); }
+inline int __popc(u32 x) { return __builtin_popcount(x); }
 inline int __ffs(int x) { return __builtin_ffs(x); }
+inline int __ffsll(long long x) { return __builtin_ffsll(x); }
 
 // ---- memory -------------------------------------------------------------------------------------
 template <class T>

@@ -40,6 +40,11 @@ inline void ex2_approx_ftz_f32(float& d, float a) {
     d = __builtin_exp2f(a);
     if (d < 0x1p-126f) d = 0.0f;
 }
+inline void max_NaN_f32(float& d, float a, float b) { d = a > b || a != a ? a : b; }
+inline void rcp_approx_ftz_f32(float& d, float a) {
+    d = 1.0f / a;
+    if (__builtin_fabsf(d) < 0x1p-126f) d = 0.0f;
+}
 inline void prmt_b32(u32& d, u32 a, u32 b, u32 selector) {
     u64 all = (u64)b << 32 | a;
     d = 0;

@@ -9,23 +9,31 @@ DEVICE void cluster_leave() {}
 #endif
 
 // Adds sums [m][PITCH] for m < rows at the shared address `sums` of each of N_RANKS blocks, in
-// order of rank, and writes outputs from column `column` on: every block its share of N columns.
-// All threads of all blocks call it once they have written sums; one block needs no cluster.
-template <int N_RANKS, int KIND, int N, int PITCH>
+// order of rank, and writes N outputs of each row from column `column` on: every block some rows, a
+// thread four columns. All N_THREADS of all blocks call it once they have written sums; one block
+// needs no cluster.
+template <int N_RANKS, int KIND, int N, int PITCH, int N_THREADS>
 DEVICE void finish_together(const Output& y, u32 sums, int rank, int column, int rows) {
     static_assert(N_RANKS == 1 || BULK_COPIES, "no clusters on this card");
+    constexpr int FOURS = N / 4, AT_ONCE = N_THREADS / FOURS;
+    static_assert(AT_ONCE > 0, "a thread has a row's columns");
+    int group = threadIdx.x / FOURS, four = threadIdx.x % FOURS;
+    int n = four / 4 * 16 + four % 4 * 2, m = group < AT_ONCE ? group * N_RANKS + rank : rows;
+    // loaded ahead of the barrier, and of later rows a row ahead
+    Four factors = {};
+    Added added = {};
+    if (m < rows) factors = y.factors<KIND>(column + n);
+    if (KIND == PLAIN_OUT && m < rows) added = y.added(m, column + n);
     if constexpr (N_RANKS == 1) {
         __syncthreads();
     } else {
         __syncwarp();
         cluster_sync();
     }
-    constexpr int FOURS = N / 4;  // of a row: columns n, n + 1, n + 8, n + 9
-    for (int i = rank * blockDim.x + threadIdx.x; i < rows * FOURS; i += N_RANKS * blockDim.x) {
-        int m = i / FOURS, n = i % FOURS / 4 * 16 + i % 4 * 2, to = column + n;
-        Four factors = y.factors<KIND>(to), total = {};
-        Added added = {};
-        if (KIND == PLAIN_OUT) added = y.added(m, to);
+    for (; m < rows; m += AT_ONCE * N_RANKS) {
+        Four total = {}, following = {};
+        if (KIND == PLAIN_OUT && m + AT_ONCE * N_RANKS < rows)
+            following = y.residuals(m + AT_ONCE * N_RANKS, column + n);
 #pragma unroll
         for (int r = 0; r < N_RANKS; r++) {
             u32 from = sums + 4 * (m * PITCH + n);
@@ -35,7 +43,8 @@ DEVICE void finish_together(const Output& y, u32 sums, int rank, int column, int
         }
         // the loads end here, whether or not there is an output: their blocks may leave after us
         asm volatile("" : "+f"(total.a.x), "+f"(total.a.y), "+f"(total.b.x), "+f"(total.b.y));
-        y.write<KIND>(m, to, total, factors, added);
+        y.write<KIND>(m, column + n, total, factors, added);
+        added.residual = following;
     }
     if constexpr (N_RANKS > 1) {
         __syncwarp();

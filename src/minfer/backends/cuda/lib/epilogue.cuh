@@ -27,6 +27,11 @@ struct Added {
     Four bias, residual;
 };
 
+// What becomes of the sums of columns n and n + 8: for each its factor, bias and residual.
+struct Ends {
+    float factor[2], bias[2], residual[2];
+};
+
 struct Output {
     const float* factor;    // [packed rows]
     const float* bias;      // [stride], or null
@@ -38,13 +43,28 @@ struct Output {
     int columns = 0;
     bool ordered = false;
 
-    // Sums of column n, n % 16 < 8, and of column n + 8: two outputs, or a gate and its up.
-    DEVICE void finish(int kind, int m, int n, float a, float b) const {
-        a *= factor[n];
-        b *= factor[n + 8];
+    // Of column n, n % 16 < 8, and of column n + 8: two outputs, or a gate and its up. Apart from
+    // `finish`, to be on the way while the sums are not known yet.
+    DEVICE Ends ends(int kind, int m, int n) const {
+        Ends e = {{factor[n], factor[n + 8]}};
+#pragma unroll
+        for (int h = 0; h < 2; h++) {
+            if (kind != PLAIN_OUT || n + 8 * h >= stride) continue;
+            if (bias) e.bias[h] = bias[n + 8 * h];
+            if (residual) e.residual[h] = residual[(u64)m * stride + n + 8 * h];
+        }
+        return e;
+    }
+
+    // The sums a of column n and b of column n + 8.
+    DEVICE void finish(int kind, int m, int n, float a, float b, const Ends& e) const {
+        a = __fmul_rn(a, e.factor[0]);
+        b = __fmul_rn(b, e.factor[1]);
         if (kind == PLAIN_OUT) {
-            one(m, n, a);
-            one(m, n + 8, b);
+            // in this order, as single ops would, but for the sign of zero
+            float* to = out + (u64)m * stride + n;
+            if (n < stride) to[0] = __fadd_rn(__fadd_rn(a, e.bias[0]), e.residual[0]);
+            if (n + 8 < stride) to[8] = __fadd_rn(__fadd_rn(b, e.bias[1]), e.residual[1]);
         } else {
             int to = n / 16 * 8 + n % 8;
             if (to >= stride) return;
@@ -73,13 +93,15 @@ struct Output {
     }
 
     // What is added to the outputs of these columns in row m, if pairs of them are aligned.
-    DEVICE Added added(int m, int n) const {
-        if (stride & 1) return {};
-        return {pairs(bias, n), pairs(residual ? residual + (u64)m * stride : nullptr, n)};
+    DEVICE Added added(int m, int n) const { return {pairs(bias, n), residuals(m, n)}; }
+
+    DEVICE Four residuals(int m, int n) const {
+        return pairs(residual ? residual + (u64)m * stride : nullptr, n);
     }
 
     DEVICE Four pairs(const float* from, int n) const {
         Four v = {};
+        if (stride & 1) return v;
         if (from && n < stride) v.a = *(const float2*)(from + n);
         if (from && n + 8 < stride) v.b = *(const float2*)(from + n + 8);
         return v;

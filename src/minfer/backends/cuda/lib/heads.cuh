@@ -41,8 +41,8 @@ struct Head {
 
 // Cosine and sine of position * frequency, for a frequency in turns a position given as the sum of
 // two floats: the angle is exact to about 1e-7 turns at any position, where a product in f32
-// radians would be off by 6e-3 at position 100,000.
-DEVICE float2 turned(int position, float2 turns, float magnitude) {
+// radians would be off by 6e-3 at position 100,000. Not inlined: it is long, and wanted often.
+__device__ __noinline__ float2 turned(int position, float2 turns, float magnitude) {
     float p = (float)position;
     float whole = __fmul_rn(p, turns.x);
     float rest = __fmaf_rn(p, turns.x, -whole);
@@ -58,16 +58,23 @@ template <int R>
 struct Rotation {
     static constexpr int N = (R / 2 + WARP - 1) / WARP;
     int position = -1;
-    float2 at[N];
+    float2 turns[N], at[N];
 
     DEVICE static int pair(int i) { return i * WARP + threadIdx.x % WARP; }
 
-    DEVICE void find(int wanted, const float2* turns, float magnitude) {
+    // Load the frequencies, before `find`.
+    DEVICE void load(const float2* from) {
+#pragma unroll
+        for (int i = 0; i < N; i++)
+            if (pair(i) < R / 2) turns[i] = from[pair(i)];
+    }
+
+    DEVICE void find(int wanted, float magnitude) {
         if (wanted == position) return;
         position = wanted;
 #pragma unroll
         for (int i = 0; i < N; i++)
-            if (pair(i) < R / 2) at[i] = turned(position, turns[pair(i)], magnitude);
+            if (pair(i) < R / 2) at[i] = turned(position, turns[i], magnitude);
     }
 
     // Rotate a head in shared memory. Called by a whole warp; the caller orders it against what

@@ -3,6 +3,27 @@
 #include "lib/pieces.cuh"
 #include "lib/strands.cuh"
 
+// What a thread can ask for again, where heads of 256 leave no register to hold it in: after Hopper
+// the assembler holds it all the same, through the loop over items, and on the stack. These are
+// asked for where they stand; where that helps was found by compiling.
+#if __CUDA_ARCH__ >= 1000
+DEVICE u32 this_thread() {
+    u32 x;
+    asm volatile("mov.u32 %0, %tid.x;" : "=r"(x));
+    return x;
+}
+DEVICE u32 n_blocks() {
+    u32 x;
+    asm volatile("mov.u32 %0, %nctaid.x;" : "=r"(x));
+    return x;
+}
+DEVICE int anew(int x) { return keep(x); }
+#else
+DEVICE u32 this_thread() { return threadIdx.x; }
+DEVICE u32 n_blocks() { return gridDim.x; }
+DEVICE int anew(int x) { return x; }
+#endif
+
 constexpr int CHUNKS = (HD + 31) / 32;  // of 32 head features for K, the last may be 16
 constexpr int BANDS = HD / 64 + HD % 64 / 32 + HD % 32 / 16;  // of 64, then 32, then 16 for V
 
@@ -54,7 +75,7 @@ DEVICE void fetch_keys(Keys& k, const Planes& planes, const Walk w) {
 }
 
 DEVICE void fetch_band(Raw (&piece)[4], int b, const Planes& planes, const Walk& w) {
-    int g = threadIdx.x % WARP / 4, t = threadIdx.x % 4, n = band_values(b);
+    int g = this_thread() % WARP / 4, t = this_thread() % 4, n = band_values(b);
 #pragma unroll
     for (int j = 0; j < 4; j++) {
         int k = 2 * t + j % 2, far = 8 * (j / 2);
@@ -84,14 +105,6 @@ DEVICE void ask(const Planes& planes, const Walk& w) {
     if (KV == KV_Q8_0 && lane / 2 == 1)
         prefetch((lane == 2 ? planes.k_scales : planes.v_scales) + first / scale_group(HD),
                  KEYS * HD / scale_group(HD) * sizeof(f16));
-}
-
-// The same of the page of the walk that follows.
-DEVICE void ask_beyond(const Planes& planes, Walk w, const i32* table, int kv_head,
-                       int n_kv_heads) {
-    w.page += PAGES;
-    w.find(table, kv_head, n_kv_heads);
-    ask(planes, w);
 }
 
 // Take the key and value at `position`, if the walk begins with them, from where they lie packed.

@@ -79,7 +79,8 @@ DEVICE void combine(Sums& sums, int heads, int parts, const float* records, cons
     ask(0);
     for (int h = threadIdx.x / WARP; h < heads; h += WARPS) {
         float top[2], total[2], weight[2], sum = 0.0f;
-        const float* tops = keep(records + lane * RECORD + TILE * HD + h);
+        // kept, lest what is the same for all items is computed once and held through all of them
+        const float* tops = keep(records) + lane * RECORD + TILE * HD + h;
 #pragma unroll
         for (int i = 0; i < 2; i++) {
             bool there = lane + i * WARP < parts;

@@ -3,40 +3,18 @@
 // heads that it reads. Macros of the kernel: HD, ROTATED, NEOX, KV, BIAS, NORM.
 #include "lib/heads.cuh"
 #include "lib/kv.cuh"
-#include "lib/pipeline.cuh"
 
 // The projections of all rows side by side, and what is to be done to them.
 struct Projections {
     const float* values;  // [rows][n_heads + 2 * n_kv_heads][HD]
     const float *q_bias, *k_bias, *v_bias;  // [heads * HD]
     const float *q_norm, *k_norm;  // [HD]
-    const i32* cells;
-    const float2* turns;
     int n_heads, n_kv_heads;
-    float magnitude, eps;
+    float eps;
 
     // Head h of a row: the query heads, the key heads, the value heads.
     DEVICE const float* head(int row, int h) const {
         return values + ((i64)row * (n_heads + 2 * n_kv_heads) + h) * HD;
-    }
-
-    // Ask for what some query heads, and the key and value head of theirs, will be finished with: a
-    // thread of a block, since these are weights, ahead of `pdl_wait`.
-    DEVICE void ask(int h, int heads, int kv_head) const {
-        constexpr u32 BYTES = HD * sizeof(float);
-        if (BIAS) {
-            prefetch(q_bias + h * HD, heads * BYTES);
-            prefetch(k_bias + kv_head * HD, BYTES);
-            prefetch(v_bias + kv_head * HD, BYTES);
-        }
-        if (NORM) {
-            prefetch(q_norm, BYTES);
-            prefetch(k_norm, BYTES);
-        }
-    }
-
-    DEVICE void turn(Rotation<ROTATED>& rotation, int position) const {
-        rotation.find(position, turns, magnitude);
     }
 
     // Query head h of a row, finished, to `mine` in shared memory.
@@ -50,17 +28,15 @@ struct Projections {
         rotation.rotate<NEOX>(mine);
     }
 
-    // Store a row's key and value of a KV head, by way of two heads in shared memory, which hold
-    // them packed after that; they may be the same one. A row without a cell stores nothing, and
-    // leaves them alone; answers whether there is one.
-    DEVICE bool store(float* key, float* value, int row, int kv_head,
+    // Store a row's key and value of a KV head in a cell, by way of two heads in shared memory,
+    // which hold them packed after that; they may be the same one.
+    DEVICE void store(float* key, float* value, int row, int cell, int kv_head,
                       const Rotation<ROTATED>& rotation, const Planes& planes) const {
-        Head<HD> k, v;
+        i64 block = kv_block(cell / PAGE, kv_head, n_kv_heads);
+        Head<HD> k, v;  // all on their way before any is used
         k.load(head(row, n_heads + kv_head));
         v.load(head(row, n_heads + n_kv_heads + kv_head));
-        int cell = cells[row];
-        if (cell < 0) return false;
-        i64 block = kv_block(cell / PAGE, kv_head, n_kv_heads);
+        if (BIAS) v.add(v_bias + kv_head * HD);
         if (BIAS) k.add(k_bias + kv_head * HD);
         if (NORM) k.norm(k_norm, eps);
         k.write(key);
@@ -68,11 +44,9 @@ struct Projections {
         rotation.rotate<NEOX>(key);
         store_head<HD, KV>(key, planes.k, planes.k_scales, block, cell % PAGE);
         __syncwarp();
-        if (BIAS) v.add(v_bias + kv_head * HD);
         v.write(value);
         __syncwarp();
         store_head<HD, KV>(value, planes.v, planes.v_scales, block, cell % PAGE);
         __syncwarp();
-        return true;
     }
 };

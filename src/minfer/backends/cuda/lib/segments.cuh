@@ -29,7 +29,8 @@ struct Segment {
 
 template <class F>
 DEVICE Segment segment(int k, const u8* w, int first_tile) {
-    return {w, first_tile, Packed<F>::BYTES, 256 / F::BLOCK, (k + F::BLOCK - 1) / F::BLOCK};
+    int n_blocks = ((u32)k + F::BLOCK - 1) / F::BLOCK;
+    return {w, first_tile, Packed<F>::BYTES, 256 / F::BLOCK, n_blocks};
 }
 
 // The segment a tile is in; segments 1 and 2 start at tiles `first1` and `first2`.

@@ -25,6 +25,14 @@ struct Walk {
     DEVICE void find(const i32* table, int kv_head, int n_kv_heads) {
         if (!done()) block = (int)kv_block(__ldg(table + pages + page), kv_head, n_kv_heads);
     }
+
+    // The walk without its page in hand.
+    DEVICE Walk beyond(const i32* table, int kv_head, int n_kv_heads) const {
+        Walk w = *this;
+        w.page += PAGES;
+        w.find(table, kv_head, n_kv_heads);
+        return w;
+    }
 };
 
 // A work item, and the warp's first walk.
@@ -32,7 +40,6 @@ struct Item {
     int row, part, tile, kv_head, head, heads;  // the first of its query heads, how many
     Span span;
     Walk walk;
-    int at;  // of its first head in q and y
     int newest;  // keys from this one on may be stored in this step, by others
 
     // The keys of its part, as far as there are so many.
@@ -60,8 +67,11 @@ DEVICE Span span_of(int position, int window) {
     s.first_page = s.first / PAGE;
     s.end_page = position < 0 ? s.first_page : position / PAGE + 1;
     int pairs = (s.end_page - s.first_page + PAGES - 1) / PAGES;
-    s.pages_each = (pairs <= WHOLE ? pairs : (pairs + SPLITS - 1) / SPLITS) * PAGES;
-    s.parts = pairs ? (pairs * PAGES + s.pages_each - 1) / s.pages_each : 0;
+    s.pages_each = pairs * PAGES, s.parts = pairs > 0;
+    if (pairs > WHOLE) {
+        u32 each = ((u32)pairs + SPLITS - 1) / SPLITS;  // pairs
+        s.pages_each = each * PAGES, s.parts = ((u32)pairs + each - 1) / each;
+    }
     return s;
 }
 

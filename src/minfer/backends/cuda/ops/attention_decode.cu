@@ -22,7 +22,7 @@
 //          halves of q (or p), rows 8-15 the rest, so both products are exact to about 22 bits at
 //          no cost. K and V go from memory to registers in 16-byte pieces; the sums over head
 //          features and over keys are permuted so that no piece has to move.
-// Overlap: positions, seqs and the page table are inputs of the step, and only a row's last
+// Overlap: positions, seqs, cells and the page table are inputs of the step, and only a row's last
 //          `new_keys` keys may be stored in this step; so the first pieces are fetched before the
 //          kernel before ends, and again if they are that new. What follows them is asked for as
 //          far as the L2 cache. If PROJECTED, an item stores the keys and values of this step that
@@ -58,9 +58,9 @@ constexpr int MAX_ROWS = 64, WALKS = STRANDS / WARPS;  // a warp's
 constexpr int HEAD_TILES = (GROUP + TILE - 1) / TILE;
 constexpr bool EARLY = HD <= 128 && !PRECISE;  // registers hold keys and values on their way
 
-// Where an item's results go: its row and tile, its part of how many, its heads, the first in y.
+// Where an item's results go: its row and tile, its part of how many, its heads, where in y.
 struct Place {
-    int slot, part, parts, heads, at;
+    int slot, part, parts, heads, row, first;
 };
 
 struct Shared {
@@ -68,22 +68,22 @@ struct Shared {
     Sums sums;
     __align__(16) float heads[WARPS][HD];  // the one that a warp has in hand
     __align__(16) float own[2][2][EARLY ? HD : 4];  // of two items: a row's key and value, packed
-    int positions[MAX_ROWS], seqs[MAX_ROWS], first_item[MAX_ROWS + 1];
+    int positions[MAX_ROWS], seqs[MAX_ROWS], cells[MAX_ROWS], first_item[MAX_ROWS];
     int last, owned[2];  // whether `own` of an item was stored in this step
     Place places[2];  // of an item and of the one before
     Item items[2][WARPS];  // this and the next, as each warp sees them: registers are short
-    Plan plan;
+    int n_items;
 };
 
-// Lay a head, scaled, as row g of the A fragments, and what rounding leaves of it as row g + 8.
-DEVICE void lay_query(uint4 (&to)[CHUNKS][2][WARP], int g, bool there, const float* head,
-                      float factor) {
+// Lay a head, scaled, as row g of the A fragments, and what rounding leaves of it as row g + 8; or,
+// without a head, zeros.
+DEVICE void lay_query(uint4 (&to)[CHUNKS][2][WARP], int g, const float* head, float factor) {
     int c = threadIdx.x % WARP / 4, t = threadIdx.x % 4;
     if (c >= CHUNKS) return;
     u32 high[4] = {0, 0, 0, 0}, low[4] = {0, 0, 0, 0};
-    int n = 32 * c + 32 <= HD ? 8 : 4;
-    const float2* p = (const float2*)(head + 32 * c + n * t);
-    if (there) {
+    if (head) {
+        int n = 32 * c + 32 <= HD ? 8 : 4;
+        const float2* p = (const float2*)(head + 32 * c + n * t);
 #pragma unroll
         for (int k = 0; k < 4; k++) {
             if (k >= n / 2) continue;
@@ -97,60 +97,68 @@ DEVICE void lay_query(uint4 (&to)[CHUNKS][2][WARP], int g, bool there, const flo
 }
 
 // Bring an item's queries into shared memory, a head a warp.
-DEVICE void bring_queries(Shared& shared, int which, const Projections& q, float factor,
-                          Rotation<ROTATED>& rotation) {
+DEVICE void bring_queries(Shared& shared, int which, const Item& item, const Projections& q,
+                          float factor, const Rotation<ROTATED>& rotation) {
     int warp = keep(threadIdx.x / WARP);
-    const Item& item = shared.items[which][warp];
     float* mine = shared.heads[warp];
-    if (PROJECTED) q.turn(rotation, item.span.end - 1);
 #pragma unroll 1
-    for (int g = warp; g < TILE; g += WARPS) {
-        if (g < item.heads) {
-            if (PROJECTED) {
-                q.query(mine, item.row, item.head + g, rotation);
-            } else {
-                Head<HD> head;
-                head.load(q.values + item.at + g * HD);
-                head.write(mine);
-                __syncwarp();
-            }
+    for (int g = warp; g < item.heads; g += WARPS) {
+        if (PROJECTED) {
+            q.query(mine, item.row, item.head + g, rotation);
+        } else {
+            Head<HD> head;
+            head.load(q.values + (i64)(item.row * q.n_heads + item.head + g) * HD);
+            head.write(mine);
+            __syncwarp();
         }
-        lay_query(shared.q[which], g, g < item.heads, mine, factor);
+        lay_query(shared.q[which], g, mine, factor);
         __syncwarp();
     }
 }
 
-// Store the keys and values of this step that an item reads: its row's own, if it is in this part,
-// and those of other rows of the sequence. Other items that read them store them, too, and the same
-// bytes. The last warps begin, which have the fewest queries.
-DEVICE void store_new(Shared& shared, int which, const Projections& kv, const Planes& planes,
-                      Rotation<ROTATED>& rotation) {
-    const Plan& plan = shared.plan;
-    int warp = keep(threadIdx.x / WARP), lane = keep(threadIdx.x % WARP), turn = WARPS - 1;
-    Item& item = shared.items[which][warp];
+// The rows of this step whose keys an item reads, a bit each: its own, if its key is in this part,
+// and others of the sequence.
+DEVICE u64 find_new(const Shared& shared, const Plan& plan, Item& item) {
+    int lane = keep(threadIdx.x % WARP);
     int from = max(item.span.first, item.first_key()), end = min(item.span.end, item.end_key());
-    int newest = 0x7fffffff;
+    u64 found = 0;
 #pragma unroll 1
     for (int base = 0; base < plan.rows; base += WARP) {
         int r = base + lane, position = -1;
         if (r < plan.rows && shared.seqs[r] == shared.seqs[item.row])
             position = shared.positions[r];
-        u32 found = __ballot_sync(FULL_MASK, position >= from && position < end);
-        for (; found; found &= found - 1) {
-            int row = base + __ffs(found) - 1, at = __shfl_sync(FULL_MASK, position, row - base);
-            bool own = EARLY && row == item.row;
-            if (!own) newest = min(newest, at);
-            if (turn == warp) {
-                kv.turn(rotation, at);
-                bool stored = kv.store(own ? shared.own[which][0] : shared.heads[warp],
-                                       own ? shared.own[which][1] : shared.heads[warp], row,
-                                       item.kv_head, rotation, planes);
-                if (own && lane == 0) shared.owned[which] = stored;
-            }
-            turn = turn ? turn - 1 : WARPS - 1;
-        }
+        bool read = position >= from && position < end;
+        found |= (u64)__ballot_sync(FULL_MASK, read) << base;
     }
-    if (lane == 0) item.newest = newest;
+    int newest = 0x7fffffff;
+    u64 others = EARLY ? found & ~(1ull << item.row) : found;
+    for (; others; others &= others - 1)
+        newest = min(newest, shared.positions[__ffsll(others) - 1]);
+    item.newest = newest;
+    return found;
+}
+
+// Store the keys and values of such rows, those that have a cell. Other items that read them store
+// them, too, and the same bytes. The last warps begin, which have the fewest queries.
+DEVICE void store_new(Shared& shared, int which, const Item& item, u64 found,
+                      const Projections& kv, const Planes& planes, float magnitude,
+                      Rotation<ROTATED>& rotation) {
+    int warp = keep(threadIdx.x / WARP), turn = WARPS - 1;
+#pragma unroll 1
+    for (; found; found &= found - 1) {
+        int row = __ffsll(found) - 1, cell = shared.cells[row];
+        bool own = EARLY && row == item.row;
+        if (turn == warp) {
+            if (own && threadIdx.x % WARP == 0) shared.owned[which] = cell >= 0;
+            if (cell >= 0) {
+                rotation.find(shared.positions[row], magnitude);
+                kv.store(own ? shared.own[which][0] : shared.heads[warp],
+                         own ? shared.own[which][1] : shared.heads[warp], row, cell, item.kv_head,
+                         rotation, planes);
+            }
+        }
+        turn = turn ? turn - 1 : WARPS - 1;
+    }
 }
 
 // Add q . k over 32 (16) features to the scores of 8 keys.
@@ -196,7 +204,7 @@ DEVICE void multiply_band(float (&sums)[8][4], const u32 (&p)[4], int b, const R
 DEVICE void attend(Shared& shared, int strand, const uint4 (&q)[CHUNKS][2][WARP], Walk w,
                    const Walk& after, Keys& k, Vals& v, const Planes& planes,
                    const i32* table, int kv_head, int n_kv_heads, float cap) {
-    int lane = threadIdx.x % WARP, g = lane / 4, t = lane % 4;
+    int lane = this_thread() % WARP, g = lane / 4, t = lane % 4;
     float sums[BANDS][8][4] = {};
     float top = -INFINITY, total = 0.0f;  // of head g; the total is this lane's share
     if (EARLY && w.done()) {  // a warp without keys here
@@ -204,9 +212,7 @@ DEVICE void attend(Shared& shared, int strand, const uint4 (&q)[CHUNKS][2][WARP]
         fetch_vals(v, planes, after);
     }
     while (!w.done()) {
-        Walk next = w;
-        next.page += PAGES;
-        next.find(table, kv_head, n_kv_heads);
+        Walk next = w.beyond(table, kv_head, n_kv_heads);
         if (!EARLY) ask(planes, next);
         float s[2][4] = {};
         if (EARLY) {
@@ -236,7 +242,7 @@ DEVICE void attend(Shared& shared, int strand, const uint4 (&q)[CHUNKS][2][WARP]
         } else if (EARLY) {
             fetch_keys(k, planes, then);
             fetch_vals(coming, planes, then);
-            ask_beyond(planes, next, table, kv_head, n_kv_heads);
+            ask(planes, next.beyond(table, kv_head, n_kv_heads));
         }
         float x[4], best = -INFINITY;
 #pragma unroll
@@ -304,34 +310,31 @@ DEVICE void attend(Shared& shared, int strand, const uint4 (&q)[CHUNKS][2][WARP]
     }
 }
 
-// Item number `number`; past the last, an item whose walk is done. Not inlined: its registers would
-// come on top of those around it.
-__device__ __noinline__ void find_item(Item& item, int number, const Shared& shared) {
-    const Plan& plan = shared.plan;
-    item.walk.page = item.walk.end_page = 0;
-    if (number >= shared.first_item[plan.rows]) return;
-    int low = 0, high = plan.rows;  // the last row whose first item is not past it
-    while (high - low > 1) {
-        int middle = (low + high) / 2;
-        if (shared.first_item[middle] <= number)
-            low = middle;
-        else
-            high = middle;
+// Item number `number`, by a whole warp; where its first page is may be still on its way.
+DEVICE Item find_item(int number, const Shared& shared, const Plan& plan) {
+    int lane = threadIdx.x % WARP, row = -1;  // the last one whose first item is not past it
+#pragma unroll 1
+    for (int base = 0; base < plan.rows; base += WARP) {
+        bool before = base + lane < plan.rows && shared.first_item[base + lane] <= number;
+        row += __popc(__ballot_sync(FULL_MASK, before));
     }
-    item.row = low;
-    item.span = span_of(shared.positions[low], plan.window);
-    int inner = number - shared.first_item[low];
-    item.part = inner % item.span.parts;
-    item.tile = inner / item.span.parts;
+    Item item;
+    item.row = row;
+    item.span = span_of(shared.positions[row], plan.window);
+    item.part = 0, item.tile = number - shared.first_item[row];
+    if (item.span.parts > 1) {
+        item.part = item.tile % item.span.parts;
+        item.tile /= item.span.parts;
+    }
     item.kv_head = item.tile / HEAD_TILES;
     int of_group = item.tile % HEAD_TILES * TILE;
     item.heads = min(GROUP - of_group, TILE);
     item.head = item.kv_head * GROUP + of_group;
-    item.at = (low * plan.n_kv_heads * GROUP + item.head) * HD;
     item.newest = item.span.end - plan.new_keys;
     item.walk = walk_part(item.span, item.part, threadIdx.x / WARP,
-                          shared.seqs[low] * plan.max_pages);
+                          shared.seqs[row] * plan.max_pages);
     item.walk.find(plan.page_table, item.kv_head, plan.n_kv_heads);
+    return item;
 }
 
 KERNEL __launch_bounds__(THREADS, WALKS)
@@ -346,10 +349,13 @@ KERNEL __launch_bounds__(THREADS, WALKS)
     Shared& shared = *(Shared*)memory;
     pdl_launch();
     Planes planes = {k_plane, v_plane, k_scales, v_scales};
-    Projections projections = {q, q_bias, k_bias, v_bias, q_norm, k_norm, cells, turns,
-                               n_kv_heads * GROUP, n_kv_heads, magnitude, eps};
+    Projections projections = {q,      q_bias,             k_bias,     v_bias, q_norm,
+                               k_norm, n_kv_heads * GROUP, n_kv_heads, eps};
+    Rotation<ROTATED> first;
+    if (PROJECTED) first.load(turns);
     int thread = threadIdx.x, tiles = n_kv_heads * HEAD_TILES;
     int width = n_kv_heads * GROUP * HD;  // of a row
+    Plan plan = {page_table, rows, n_kv_heads, max_pages, window, new_keys};
     // items before each row, by one warp
     if (thread < WARP) {
         int before = 0;
@@ -358,80 +364,109 @@ KERNEL __launch_bounds__(THREADS, WALKS)
             int r = base + thread, count = 0;
             if (r < rows) {
                 int position = positions[r], seq = seqs[r];
+                if (PROJECTED) shared.cells[r] = cells[r];
                 shared.positions[r] = position, shared.seqs[r] = seq;
                 count = span_of(position, window).parts * tiles;
             }
             int sum = count;
-#pragma unroll
-            for (int offset = 1; offset < WARP; offset *= 2) {
+#pragma unroll 1
+            for (int offset = 1; offset < min(rows, WARP); offset *= 2) {
                 int other = __shfl_up_sync(FULL_MASK, sum, offset);
                 if (thread >= offset) sum += other;
             }
             if (r < rows) shared.first_item[r] = before + sum - count;
-            before += __shfl_sync(FULL_MASK, sum, WARP - 1);
+            before += __shfl_sync(FULL_MASK, sum, min(rows - base, WARP) - 1);
         }
-        if (thread == 0) {
-            shared.first_item[rows] = before;
-            shared.plan = {page_table, rows, n_kv_heads, max_pages, window, new_keys};
-        }
+        if (thread == 0) shared.n_items = before;
     }
     __syncthreads();
 
-    const int& items = shared.first_item[rows];
+    // a padded row reads nothing, but its output is defined
+    auto clear_padded = [&] {
+        for (int r = blockIdx.x; r < rows; r += gridDim.x)
+            if (shared.positions[r] < 0)
+#pragma unroll 1
+                for (int e = thread; e < width / 4; e += THREADS)
+                    Result{y, width, r, 0}.put(e, float4{});
+    };
+    const int& items = shared.n_items;
+    if (blockIdx.x >= items) {
+        pdl_wait();
+        clear_padded();
+        return;
+    }
     int buffer = 0;
     float factor = SOFTCAP ? scale : scale * LOG2E;
-    auto find = [&](int which, int number) {
-        if (thread % WARP == 0) find_item(shared.items[which][thread / WARP], number, shared);
+    int warp = thread / WARP;
+    // leave an item where all that follows reads it, and zeros for the heads that it lacks
+    auto settle = [&](int which, const Item& item) {
+#pragma unroll
+        for (int i = 0; i < TILE / WARPS; i++)
+            if (warp + i * WARPS >= item.heads)
+                lay_query(shared.q[which], warp + i * WARPS, nullptr, 0.0f);
+        if (thread % WARP == 0) shared.items[which][warp] = item;
         __syncwarp();
-        if (!EARLY) ask(planes, shared.items[which][thread / WARP].walk);
+        if (!EARLY) ask(planes, item.walk);
     };
     // an item's queries and, of what follows the projections, all that it reads
-    auto bring = [&](int which, Rotation<ROTATED>& rotation) {
-        bring_queries(shared, which, projections, factor, rotation);
-        if (PROJECTED) store_new(shared, which, projections, planes, rotation);
+    auto bring = [&](int which, const Item& item, u64 found, Rotation<ROTATED>& rotation) {
+        bring_queries(shared, which, item, projections, factor, rotation);
+        if (PROJECTED)
+            store_new(shared, which, item, found, projections, planes, magnitude, rotation);
     };
-    find(0, blockIdx.x);
-    const Item& begin = shared.items[0][thread / WARP];
     Keys keys;
     Vals vals;
     auto fetch_first = [&](const Item& item) {
         fetch_keys(keys, planes, item.walk);
         fetch_vals(vals, planes, item.walk);
     };
+    Item begin = find_item(blockIdx.x, shared, plan);
+    Walk second = {};
+    if (EARLY) second = begin.walk.beyond(page_table, begin.kv_head, n_kv_heads);
+    u64 found = 0;
+    if (PROJECTED) {  // while the page table answers
+        found = find_new(shared, plan, begin);
+        first.find(begin.span.end - 1, magnitude);
+    }
     if (EARLY) {
         fetch_first(begin);
-        ask_beyond(planes, begin.walk, page_table, begin.kv_head, n_kv_heads);
+        ask(planes, second);
     }
-    Rotation<ROTATED> first;
-    if (PROJECTED && blockIdx.x < items) {
-        if (thread == 0) projections.ask(begin.head, begin.heads, begin.kv_head);
-        projections.turn(first, begin.span.end - 1);
-    }
+    settle(0, begin);
     pdl_wait();
-    if (blockIdx.x < items) {
-        if (EARLY && !PROJECTED && begin.ends_new()) fetch_first(begin);
-        bring(0, first);
-    }
+    if (EARLY && !PROJECTED && begin.ends_new()) fetch_first(begin);
+    bring(0, begin, found, first);
     // An item's part is counted in during the next item, so that no one waits for the answer.
     if (thread == 0) shared.places[1].parts = 0;
-    for (int number = blockIdx.x; number < items + gridDim.x; number += gridDim.x, buffer ^= 1) {
+    for (int number = blockIdx.x;; number += n_blocks(), buffer ^= 1) {
         bool last = number >= items;  // nothing is left but the item before
-        const Item& item = shared.items[buffer][thread / WARP];
-        const Item& next = shared.items[buffer ^ 1][thread / WARP];
+        bool more = number + gridDim.x < items;
+        const Item& item = shared.items[buffer][warp];
+        Item& next = shared.items[buffer ^ 1][warp];
         auto prepare = [&] {
-            find(buffer ^ 1, number + gridDim.x);
+            Item coming = find_item(number + gridDim.x, shared, plan);
+            u64 others = 0;
             Rotation<ROTATED> rotation;
-            if (number + gridDim.x < items) bring(buffer ^ 1, rotation);
+            if (PROJECTED) {
+                rotation.load(turns);
+                others = find_new(shared, plan, coming);
+                rotation.find(coming.span.end - 1, magnitude);
+            }
+            bring(buffer ^ 1, coming, others, rotation);
+            settle(buffer ^ 1, coming);
         };
-        auto result = [&](int at) { return Result{y, width, at / width, at % width}; };
+        auto result = [&](const Place& at) { return Result{y, width, at.row, at.first}; };
         auto records = [&](int slot) { return parts + (i64)slot * SPLITS * RECORD; };
-        const Place &now = shared.places[buffer], &before = shared.places[buffer ^ 1];
+        int at = anew(buffer);
+        const Place &now = shared.places[at], &before = shared.places[at ^ 1];
         __syncthreads();
         bool arrived = false;
         if (thread == 0) {
             arrived = before.parts > 1 && arrive(counters + before.slot, before.parts);
-            shared.places[buffer] = {item.row * tiles + item.tile, item.part, item.span.parts,
-                                     item.heads, item.at};
+            // (in the last round of an item that is not there, and nobody reads it)
+            shared.places[anew(buffer)] = {item.row * tiles + item.tile, item.part,
+                                           item.span.parts, item.heads, item.row,
+                                           item.head * HD};
             if (!EARLY) shared.last = arrived;  // it waits, for want of a register
         }
         if (!last) {
@@ -441,11 +476,16 @@ KERNEL __launch_bounds__(THREADS, WALKS)
                     take_own(keys, vals, shared.own[buffer][0], shared.own[buffer][1], item.walk,
                              item.span.end - 1);
             }
-            if (EARLY) prepare();
+            if (EARLY && more) {
+                prepare();
+            } else if (EARLY) {
+                if (thread % WARP == 0) next.walk.page = next.walk.end_page = 0;
+                __syncwarp();
+            }
             Walk walk = item.walk;
 #pragma unroll 1
             for (int i = 0; i < WALKS; i++) {
-                int strand = thread / WARP + i * WARPS;
+                int strand = warp + i * WARPS;
                 Walk after = next.walk;
                 if (i + 1 < WALKS) {
                     after = walk_part(item.span, item.part, strand + WARPS, item.walk.pages);
@@ -459,16 +499,13 @@ KERNEL __launch_bounds__(THREADS, WALKS)
         if (EARLY && thread == 0) shared.last = arrived;
         __syncthreads();
         if (!last)
-            merge(shared.sums, now.heads, now.parts == 1, result(now.at),
+            merge(shared.sums, now.heads, now.parts == 1, result(now),
                   records(now.slot) + now.part * RECORD);
         if (shared.last)
             combine(shared.sums, before.heads, before.parts, records(before.slot),
-                    result(before.at));
-        if (!EARLY && !last) prepare();
+                    result(before));
+        if (!EARLY && more) prepare();
+        if (!more && (last || now.parts == 1)) break;
     }
-    // a padded row reads nothing, but its output is defined
-    for (int r = blockIdx.x; r < rows; r += gridDim.x)
-        if (positions[r] < 0)
-            for (int e = thread; e < width / 4; e += THREADS)
-                Result{y, width, r, 0}.put(e, float4{});
+    clear_padded();
 }

@@ -102,7 +102,7 @@ def shared_bytes(head_dim: int, splits: int, warps: int) -> int:
     queries = 2 * blocks(head_dim, 32) * 2 * 32 * 16
     sums = (STRANDS * TILE * (head_dim + 6) + TILE * (splits + 1)) * 4
     heads = (warps + 4) * head_dim * 4
-    items = (3 * MAX_ROWS + 4 + 10 + 2 * 21 * warps + 8) * 4
+    items = (4 * MAX_ROWS + 4 + 12 + 2 * 20 * warps) * 4
     return blocks(queries + sums + heads + items, 16) * 16
 
 

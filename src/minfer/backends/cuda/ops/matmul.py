@@ -213,6 +213,7 @@ def vec_launch(product: Product, variant: choose.Vec) -> Launch:
         group.n_cols,
         *_tiles(group),
         group.n_outputs,
+        variant.tiles,
         variant.round_tiles,
         product.epilogue,
         product.x.eps,
@@ -233,7 +234,7 @@ def vec_kernel(group: Group, variant: choose.Vec) -> Kernel:
     return kernel(
         "ops/matmul_vec.cu",
         "matmul_vec",
-        "p p p p p p p p p i i i i i i i f",
+        "p p p p p p p p p i i i i i i i i f",
         PARTS=variant.parts,
         GROUPS=variant.groups,
         STAGES=variant.stages,

@@ -186,7 +186,7 @@ matmul_batch(const u8* w0, const u8* w1, const u8* w2, const float* factor, cons
         }
     }
     if constexpr (!APART)
-        finish_together<RANKS, EPILOGUE, TILE_N, PITCH>(
+        finish_together<RANKS, EPILOGUE, TILE_N, PITCH, THREADS>(
             Output{factor, bias, residual, out, stride, OUT_COLUMNS, OUT_ORDERED},
             shared_address(xs), rank, block * TILE_N, rows);
 }
@@ -199,6 +199,8 @@ matmul_batch_finish(const float* partial, const float* factor, const float* bias
     pdl_launch();
     pdl_wait();
     if (column >= n_rows) return;
+    Output y = {factor, bias, residual, out, stride, OUT_COLUMNS, OUT_ORDERED};
+    Ends ends = y.ends(EPILOGUE, m, column);
     float a = 0.0f, b = 0.0f;
 #pragma unroll
     for (int r = 0; r < RANKS; r++) {
@@ -206,6 +208,5 @@ matmul_batch_finish(const float* partial, const float* factor, const float* bias
         a += from[0];
         b += from[8];
     }
-    Output y = {factor, bias, residual, out, stride, OUT_COLUMNS, OUT_ORDERED};
-    y.finish(EPILOGUE, m, column, a, b);
+    y.finish(EPILOGUE, m, column, a, b, ends);
 }

@@ -157,7 +157,7 @@ matmul_batch_sm90(const u8* w0, const u8* w1, const u8* w2, const float* factor,
             to[0] = d[4 * n + j];
             to[8] = d[4 * n + 2 + j];
         }
-    finish_together<RANKS, EPILOGUE, TILE_N, PITCH>(
+    finish_together<RANKS, EPILOGUE, TILE_N, PITCH, THREADS>(
         Output{factor, bias, residual, out, stride, OUT_COLUMNS, OUT_ORDERED}, shared_address(xs),
         rank, block * TILE_N, rows);
 }

@@ -41,6 +41,7 @@ class Vec:
         parts: warps that share the K of a tile.
         groups: tiles a block works on at a time, each by `parts` warps.
         stages: slots of a warp's ring.
+        tiles: of the block that has most.
         round_tiles: tiles of a block whose sums wait for each other.
         grid: blocks.
         shared: bytes of shared memory a block.
@@ -49,6 +50,7 @@ class Vec:
     parts: int
     groups: int
     stages: int
+    tiles: int
     round_tiles: int
     grid: int
     shared: int
@@ -60,7 +62,7 @@ class Vec:
 
 
 MAX_VEC_WARPS = 16
-ROUND_BYTES = 72 << 10
+ROUND_BYTES = 18 << 10
 """Most bytes of sums that wait for the end of a round."""
 _NOMINAL_SMS = 132
 """`vec_split` is numerics, so it takes one card for all."""
@@ -92,7 +94,7 @@ def single_rows_chunks(group: Group, rows: int, facts: Facts) -> Chunks | None:
 def vec(group: Group, facts: Facts) -> Vec:
     """The geometry for one row, where `matmul_vec` takes it."""
     deep = vec_geometry(group, 3, facts.n_sms)
-    pieces = blocks(group.n_tiles, deep.grid) * blocks(blocks(group.n_cols, PIECE), deep.parts)
+    pieces = deep.tiles * blocks(blocks(group.n_cols, PIECE), deep.parts)
     # a short kernel starts sooner with less to fetch
     if deep.shared <= facts.shared_limit and pieces > 3:
         return deep
@@ -110,16 +112,18 @@ def vec_geometry(group: Group, stages: int, n_sms: int) -> Vec:
     """The geometry with rings of this many stages."""
     parts, groups = vec_split(group)
     grid = min(n_sms, group.n_tiles)
-    tiles, tile_bytes = blocks(group.n_tiles, grid), parts * 256
-    buffers = 1 if tiles * tile_bytes <= ROUND_BYTES else 2
-    round_tiles = min(tiles, max(1, ROUND_BYTES // tile_bytes // buffers // groups) * groups)
+    tiles, tile_bytes = blocks(group.n_tiles, grid), parts * 64
+    round_tiles, buffers = tiles, 1
+    if tiles * tile_bytes > ROUND_BYTES:
+        round_tiles, buffers = max(1, ROUND_BYTES // tile_bytes // 2 // groups) * groups, 2
     most_pieces = blocks(blocks(group.n_cols, PIECE), parts)
     shared = (
-        parts * groups * (stages * (piece_bytes(group) + 8) + most_pieces * 640 + 128)
+        parts * groups * (stages * piece_bytes(group) + most_pieces * 640 + 128)
+        + blocks(8 * parts * groups * stages, 128) * 128
         + buffers * round_tiles * tile_bytes
         + 4 * (parts + 1)
     )
-    return Vec(parts, groups, stages, round_tiles, grid, shared)
+    return Vec(parts, groups, stages, tiles, round_tiles, grid, shared)
 
 
 @dataclass(frozen=True, slots=True)

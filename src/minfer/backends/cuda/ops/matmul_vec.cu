@@ -11,10 +11,10 @@
 //   pieces, 256 of K of a tile, through a ring of its own and multiplies them as bytes on the
 //   integer tensor cores: W is the A operand; the B operand has a group of 32 of x in columns of
 //   its own (`lib/act_bytes.cuh`), so the exact sum of each group comes out in the lane that has
-//   the group's scales. The parts' sums wait in shared memory until ROUND tiles are done (ROUND,
-//   two buffers of it: one barrier a round), then the block adds them and writes the outputs. A
-//   warp makes its own share of x, so none waits for another before that. The rings start before
-//   the wait for the previous kernel: weights never change.
+//   the group's scales. The parts' sums wait in shared memory until a round of tiles is done (of
+//   several rounds two buffers: one barrier each), then the block adds them and writes the outputs.
+//   A warp makes its own share of x, so none waits for another before that. Weights never change:
+//   rings start before the wait for the previous kernel.
 // Floor: bytes of W over memory bandwidth. Arithmetic takes about 1 lane instruction a weight
 //   (q4_K), of 4.4 that a memory-bound multiprocessor has.
 // Limits: quantized types; K a multiple of 8; x in bytes beside the rings.
@@ -23,7 +23,8 @@
 // Versions: 1 (2026-11) weights expanded to halves, f16 tensor cores, warp rings, programmatic
 //   launch: gate and up of a 7B layer took 45 us in a token's chain, 27 % of the issue slots. 2:
 //   integers: 30 us, half of the instructions for moving between parts of tiles. 3: a warp keeps
-//   to its part of K.
+//   to its part of K. 4: less before the first copy and behind the last piece
+//   (`docs/kernels/matmul_cuda.md`).
 #include "lib/act_bytes.cuh"
 #include "lib/epilogue.cuh"
 #include "lib/mma.cuh"
@@ -40,8 +41,40 @@
 #endif
 
 constexpr int WARPS = PARTS * GROUPS, THREADS = WARPS * WARP;
+constexpr int BARRIER_BYTES = (WARPS * STAGES * 8 + 127) / 128 * 128;
 constexpr int X_PIECE = 2 * (CODE_STRIP + SCALE_STRIP);  // bytes: two strips
 using Ring = WarpRing<STAGES, MAX_PIECE>;
+
+constexpr int AT_ONCE = ONE_PIECE ? 1 : 2;  // pieces of x that a warp packs
+constexpr int AHEAD = ONE_PIECE ? 1 : 5;    // and that are on their way to it
+
+// A lane's values of a piece, of x or of its norm's weights, on their way.
+struct Piece {
+    float4 v[2];
+
+    // Piece p of the first `end` values, `other` where there are none.
+    DEVICE void load(const float* from, int p, int end, float other, int lane) {
+#pragma unroll
+        for (int s = 0; s < 2; s++) {
+            int at = (2 * p + s) * 32 + lane;  // in vectors of four
+            v[s] = make_float4(other, other, other, other);
+            if (at * 4 < end) v[s] = ((const float4*)from)[at];
+        }
+    }
+
+    // Pack it, and answer the lane's sum of squares.
+    DEVICE float pack(const Piece& norm, u8* to, int lane) const {
+        float square = 0.0f;
+#pragma unroll
+        for (int s = 0; s < 2; s++) {
+            float4 x = v[s], n = norm.v[s];
+            square += x.x * x.x + x.y * x.y + x.z * x.z + x.w * x.w;
+            x = make_float4(x.x * n.x, x.y * n.y, x.z * n.z, x.w * n.w);
+            pack_strip(to + s * CODE_STRIP, to + 2 * CODE_STRIP + s * SCALE_STRIP, x, lane);
+        }
+        return square;
+    }
+};
 
 // A lane's view of a piece of x: its codes of two strips, and their scales.
 struct Input {
@@ -137,28 +170,17 @@ struct Multiply {
 KERNEL __launch_bounds__(THREADS, 1)
 matmul_vec(const u8* w0, const u8* w1, const u8* w2, const float* factor, const float* x,
            const float* norm, const float* bias, const float* residual, float* out, int k,
-           int tiles0, int tiles1, int tiles2, int stride, int round_tiles, int epilogue,
-           float eps) {
+           int tiles0, int tiles1, int tiles2, int stride, int most_tiles, int round_tiles,
+           int epilogue, float eps) {
     extern __shared__ __align__(128) u8 shared[];
-    int n_strips = (k + 127) / 128, n_pieces = (n_strips + 1) / 2;
-    int first1 = tiles0, first2 = tiles0 + tiles1, n_tiles = first2 + tiles2;
-    int most_pieces = (n_pieces + PARTS - 1) / PARTS;
-    int x_bytes = most_pieces * X_PIECE + 128;  // of a warp, and zeros
-
     int warp = keep(threadIdx.x / WARP), lane = keep(threadIdx.x % WARP);
-    int g = lane / 4, t = lane % 4;
     int part = warp % PARTS, group = warp / PARTS;
-    int first = part * n_pieces / PARTS, n_mine = (part + 1) * n_pieces / PARTS - first;
-    u8* rings = shared;
-    u8* xs = rings + WARPS * Ring::BYTES + warp * x_bytes;
-    float2* sums = (float2*)(rings + WARPS * (Ring::BYTES + x_bytes));
-    int round_sums = round_tiles * PARTS * WARP;  // [tile][part][lane]
-    int my_tiles = ((int)gridDim.x - 1 - (int)blockIdx.x + n_tiles) / (int)gridDim.x;
-    int buffers = round_tiles < (n_tiles + (int)gridDim.x - 1) / (int)gridDim.x ? 2 : 1;
-    float* squares = (float*)(sums + buffers * round_sums);  // [part]
-    u64* barriers = (u64*)(squares + ((PARTS + 1) & ~1)) + warp * STAGES;
 
+    // Mostly a block starts as the last kernel's leaves, and until the first piece is asked for no
+    // memory moves: nothing comes before that but what it takes.
     pdl_launch();
+    u64* barriers = (u64*)shared + warp * STAGES;
+    u8* rings = shared + BARRIER_BYTES;
     if (elect()) {
 #pragma unroll
         for (int i = 0; i < STAGES; i++) barrier_init(barriers + i, 1);
@@ -169,6 +191,9 @@ matmul_vec(const u8* w0, const u8* w1, const u8* w2, const float* factor, const 
     __syncwarp();
 
     // the warp's pieces, tile by tile
+    u32 n_strips = (k + 127u) / 128, n_pieces = (n_strips + 1) / 2;
+    int first = part * n_pieces / PARTS, n_mine = (part + 1) * n_pieces / PARTS - first;
+    int first1 = tiles0, first2 = tiles0 + tiles1, n_tiles = first2 + tiles2;
     Ring ring(rings + warp * Ring::BYTES, barriers);
     int stride_tiles = gridDim.x * GROUPS, tile_ahead = blockIdx.x + gridDim.x * group, ahead = 0;
     const u8* next = nullptr;
@@ -198,29 +223,58 @@ matmul_vec(const u8* w0, const u8* w1, const u8* w2, const float* factor, const 
                 locate();
         }
     };
+    // Copies are taken 64 bytes a cycle, and what is loaded behind them comes behind them: one slot
+    // is asked for before it is known whether there is x, the others behind it.
+    fetch(0);
+    pdl_wait();
+    Piece coming[AHEAD], weights[AT_ONCE];
+    auto load_x = [&](Piece& to, int p) { to.load(x, first + p, p < n_mine ? k : 0, 0.0f, lane); };
+    auto load_norm = [&](Piece& to, int p) {
+        to.load(norm, first + p, norm && p < n_mine ? k : 0, 1.0f, lane);
+    };
+#pragma unroll
+    for (int i = 0; i < AHEAD; i++) load_x(coming[i], i);
+#pragma unroll
+    for (int i = 0; i < AT_ONCE; i++) load_norm(weights[i], i);
+    int my_tiles = most_tiles;
+    if ((int)(blockIdx.x + (most_tiles - 1) * gridDim.x) >= n_tiles) my_tiles--;
+    // a thread finishes rows g and g + 8 of a tile
+    Output y = {factor, bias, residual, out, stride};
+    auto column = [&](int i) { return (blockIdx.x + i / 8 * gridDim.x) * 16 + i % 8; };
+    auto ends_of = [&](int i) { return y.ends(epilogue, 0, column(i)); };
+    Ends ends = {};
+    if (threadIdx.x < min(round_tiles, my_tiles) * 8) ends = ends_of(threadIdx.x);
 #pragma unroll 1
-    for (int i = 0; i < STAGES; i++) fetch(i);
+    for (int i = 1; i < STAGES; i++) fetch(i);
+
+    int g = lane / 4, t = lane % 4;
+    int x_bytes = (n_pieces + PARTS - 1) / PARTS * X_PIECE + 128;  // of a warp, and zeros
+    u8* xs = rings + WARPS * Ring::BYTES + warp * x_bytes;
+    float* sums = (float*)(rings + WARPS * (Ring::BYTES + x_bytes));
+    int round_sums = PARTS * round_tiles * 16;  // [part][tile][row % 8][row / 8]
+    int buffers = round_tiles < most_tiles ? 2 : 1;
+    float* squares = sums + buffers * round_sums;  // [part]
 
     ((u32*)xs)[lane] = 0;
     const u8* zeros = g / 2 == t ? nullptr : xs + 48;
     xs += 128;
-    pdl_wait();
     float square = 0.0f;
-#pragma unroll 4
-    for (int s = 0; s < 2 * n_mine; s++) {
-        int at = (2 * first + s) * 32 + lane;  // in vectors of four
-        float4 v = {0, 0, 0, 0};
-        if (at * 4 < k) {
-            v = ((const float4*)x)[at];
-            square += v.x * v.x + v.y * v.y + v.z * v.z + v.w * v.w;
-            if (norm) {
-                float4 n = __ldg((const float4*)norm + at);
-                v.x *= n.x, v.y *= n.y, v.z *= n.z, v.w *= n.w;
+#pragma unroll 1
+    for (int p = 0; p < (ONE_PIECE ? 1 : n_mine); p += AT_ONCE) {
+#pragma unroll
+        for (int i = 0; i < AT_ONCE; i++)
+            if (ONE_PIECE || p + i < n_mine)
+                square += coming[i].pack(weights[i], xs + (p + i) * X_PIECE, lane);
+        if constexpr (!ONE_PIECE) {
+#pragma unroll
+            for (int i = 0; i < AHEAD; i++) {
+                if (i + AT_ONCE < AHEAD)
+                    coming[i] = coming[i + AT_ONCE];
+                else
+                    load_x(coming[i], p + AT_ONCE + i);
+                if (i < AT_ONCE) load_norm(weights[i], p + AT_ONCE + i);
             }
         }
-        u8* piece = xs + s / 2 * X_PIECE;
-        pack_strip(piece + s % 2 * CODE_STRIP, piece + 2 * CODE_STRIP + s % 2 * SCALE_STRIP, v,
-                   lane);
     }
     if (norm) {
         square = warp_sum(square);
@@ -235,7 +289,9 @@ matmul_vec(const u8* w0, const u8* w1, const u8* w2, const float* factor, const 
 #pragma unroll 1
     for (int begin = 0, buffer = 0; begin < my_tiles; begin += round_tiles, buffer ^= 1) {
         int end = min(begin + round_tiles, my_tiles);
-        float2* all = sums + buffer * round_sums;
+        float* all = sums + buffer * round_sums;
+        int first_output = begin * 8;
+        if (begin && threadIdx.x < (end - begin) * 8) ends = ends_of(first_output + threadIdx.x);
 #pragma unroll 1
         for (; local < end; local += GROUPS) {
             int tile = blockIdx.x + local * gridDim.x;
@@ -250,25 +306,26 @@ matmul_vec(const u8* w0, const u8* w1, const u8* w2, const float* factor, const 
                 fetch(ring.at);
                 ring.advance();
             }
-            all[((local - begin) * PARTS + part) * WARP + lane] = make_float2(acc[0], acc[1]);
+            // of four lanes even ones come to have the sum of row g, odd ones that of row g + 8
+            bool odd = t % 2;
+            float mine = odd ? acc[1] : acc[0];
+            mine += __shfl_xor_sync(FULL_MASK, odd ? acc[0] : acc[1], 1);
+            mine += __shfl_xor_sync(FULL_MASK, mine, 2);
+            if (t < 2) all[(part * round_tiles + local - begin) * 16 + g * 2 + t] = mine;
         }
         __syncthreads();
-        // a thread rows g and g + 8 of a tile
 #pragma unroll 1
         for (int i = threadIdx.x; i < (end - begin) * 8; i += THREADS) {
-            int at = i / 8, tile = blockIdx.x + (begin + at) * gridDim.x;
+            if (i >= THREADS) ends = ends_of(first_output + i);
             float a = 0.0f, b = 0.0f, all_squares = 0.0f;
 #pragma unroll
             for (int p = 0; p < PARTS; p++) {
-                const float4* from = (const float4*)(all + (at * PARTS + p) * WARP);
-                float4 u = from[i % 8 * 2], v = from[i % 8 * 2 + 1];
-                a += u.x + u.z + (v.x + v.z);
-                b += u.y + u.w + (v.y + v.w);
+                float2 v = ((const float2*)(all + p * round_tiles * 16))[i];
+                a += v.x, b += v.y;
                 if (norm) all_squares += squares[p];
             }
             float scale = norm ? rsqrtf(__fdividef(all_squares, k) + eps) : 1.0f;
-            Output y = {factor, bias, residual, out, stride};
-            y.finish(epilogue, 0, tile * 16 + i % 8, a * scale, b * scale);
+            y.finish(epilogue, 0, column(first_output + i), a * scale, b * scale, ends);
         }
     }
 }

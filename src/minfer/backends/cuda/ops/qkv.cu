@@ -22,16 +22,18 @@ KERNEL qkv(const float* values, const float* q_bias, const float* k_bias, const 
     pdl_launch();
     pdl_wait();
     int row = blockIdx.x, warp = threadIdx.x / WARP;
-    int h = blockIdx.y * WARPS + warp, position = positions[row];
+    int h = blockIdx.y * WARPS + warp, position = positions[row], cell = cells[row];
     if (h >= n_heads + n_kv_heads || position < 0) return;
-    Projections projections = {values, q_bias, k_bias, v_bias,  q_norm,     k_norm,
-                               cells,  turns,  n_heads, n_kv_heads, magnitude, eps};
+    Projections projections = {values, q_bias,  k_bias,     v_bias, q_norm,
+                               k_norm, n_heads, n_kv_heads, eps};
     float* mine = heads[warp];
     Rotation<ROTATED> rotation;
-    projections.turn(rotation, position);
+    rotation.load(turns);
+    rotation.find(position, magnitude);
     if (h >= n_heads) {
-        projections.store(mine, mine, row, h - n_heads, rotation,
-                          {k_plane, v_plane, k_scales, v_scales});
+        if (cell >= 0)
+            projections.store(mine, mine, row, cell, h - n_heads, rotation,
+                              {k_plane, v_plane, k_scales, v_scales});
         return;
     }
     projections.query(mine, row, h, rotation);

@@ -21,7 +21,8 @@ KERNEL rope(const float* x, const i32* positions, const float2* turns, float* y,
     if (h >= n_heads || position < 0) return;
     i64 at = ((i64)row * n_heads + h) * HD;
     Rotation<ROTATED> rotation;
-    rotation.find(position, turns, magnitude);
+    rotation.load(turns);
+    rotation.find(position, magnitude);
     Head<HD> head;
     head.load(x + at);
     head.write(heads[warp]);
