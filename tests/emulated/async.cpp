@@ -2,6 +2,9 @@
 //
 // By the early schedule copies and products are done where they are issued; by the late one copies
 // wait until no thread can go on without (the last issued first), and products until the wait.
+#include <algorithm>
+#include <unordered_map>
+
 #include "state.h"
 
 namespace emulated {
@@ -18,6 +21,7 @@ struct Arrival {  // when a thread's copies so far are done
     u32 barrier;
 };
 
+std::unordered_map<u32, Passed> barriers;  // by address
 std::vector<Copy> flying;
 std::vector<Arrival> arrivals;
 
@@ -34,17 +38,18 @@ Mbarrier& live_barrier(u32 address) {
     return barrier;
 }
 
-void settle(Mbarrier& barrier) {
+void settle(Mbarrier& barrier, u32 address) {
     if (barrier.arrivals || barrier.bytes) return;
     barrier.phase ^= 1;
     barrier.arrivals = barrier.count;
+    races::complete(barriers[address], false);
 }
 
 void arrive(u32 address) {
     Mbarrier& barrier = live_barrier(address);
     if (!barrier.arrivals) fail("one arrival too many at the barrier %#x", address);
     barrier.arrivals--;
-    settle(barrier);
+    settle(barrier, address);
 }
 
 void deliver(const Copy& copy) {
@@ -54,7 +59,8 @@ void deliver(const Copy& copy) {
     if (copy.group >= 0) return;
     Mbarrier& barrier = live_barrier(copy.barrier);
     barrier.bytes -= (i32)copy.bytes;
-    settle(barrier);
+    races::bulk_ends(barriers[copy.barrier], copy.time);
+    settle(barrier, copy.barrier);
 }
 
 u16 half_at(u32 address) {  // of an operand in the 128-byte swizzle
@@ -126,37 +132,53 @@ bool deliver_one() {
 void forget_flights() {
     flying.clear();
     arrivals.clear();
+    barriers.clear();
 }
 
 void barrier_init(u32 address, u32 count) {
     Mbarrier& barrier = barrier_at(address);
+    races::access(current->actor, &barrier, 8, races::WRITE, __builtin_return_address(0));
+    barriers[address] = {};
     barrier.phase = 0, barrier.count = barrier.arrivals = count, barrier.bytes = 0;
 }
 
 void barrier_arrive(u32 address, u32 expected_bytes) {
-    live_barrier(address).bytes += (i32)expected_bytes;
+    Mbarrier& barrier = live_barrier(address);
+    races::uses(current->actor, barriers[address], &barrier, __builtin_return_address(0));
+    races::release(current->actor, barriers[address]);
+    barrier.bytes += (i32)expected_bytes;
     arrive(address);
 }
 
 void barrier_wait(u32 address, u32 parity) {
-    wait((const u32*)&live_barrier(address), parity & 1, "mbarrier.try_wait");
+    Mbarrier& barrier = live_barrier(address);
+    races::uses(current->actor, barriers[address], &barrier, __builtin_return_address(0));
+    wait((const u32*)&barrier, parity & 1, "mbarrier.try_wait");
+    races::acquire(current->actor, barriers[address]);
 }
 
 void bulk_copy(u32 to, const void* from, u32 bytes, u32 barrier) {
     if (bytes % 16 || (u64)from % 16) fail("a bulk copy of %u bytes from %p", bytes, from);
-    Copy copy = {to, from, bytes, bytes, barrier, -1};
+    u32 time = races::bulk_begins(current->actor, barriers[barrier], &live_barrier(barrier), from,
+                                  shared_at(to, bytes, 16), bytes, __builtin_return_address(0));
+    Copy copy = {to, from, bytes, bytes, barrier, -1, time};
     if (launch.late) flying.push_back(copy);
     else deliver(copy);
 }
 
 void copy_async(u32 to, const void* from, u32 bytes, u32 real) {
     if (real && (u64)from % bytes) fail("cp.async from %p", from);
-    Copy copy = {to, from, bytes, real, 0, current->group};
+    races::copy_begins(current->actor, from, real, shared_at(to, bytes, 16), bytes,
+                       __builtin_return_address(0));
+    Copy copy = {to, from, bytes, real, 0, current->group, 0};
     if (launch.late) current->copies.push_back(copy);
     else deliver(copy);
 }
 
-void copy_commit() { current->group++; }
+void copy_commit() {
+    current->group++;
+    races::copy_group_ends(current->actor);
+}
 
 void copy_wait(u32 pending) {
     std::vector<Copy> rest;
@@ -165,15 +187,43 @@ void copy_wait(u32 pending) {
         else rest.push_back(copy);
     }
     current->copies = std::move(rest);
+    races::copies_awaited(current->actor, (u32)std::max(0, current->group - (int)pending));
 }
 
 void copy_arrive(u32 barrier) {
+    races::copies_arrive(current->actor, barriers[barrier]);
     if (!launch.late) return arrive(barrier);
     arrivals.push_back({std::move(current->copies), barrier});
     current->copies.clear();
 }
 
+namespace {
+// What a product reads of shared memory.
+void read_operands(const Product& p) {
+    Block& block = *current->block;
+    u32 first = block.rank * blockDim.x + current->index / GROUP * GROUP;
+    Actor* warps[4];
+    for (int i = 0; i < 4; i++) warps[i] = &threads[first + i * LANES].actor;
+    auto read = [&](u32 address) {
+        address ^= (address >> 7 & 7) << 4;
+        races::product_reads(my_group().reader, warps, window + address, 16, my_warp().group);
+    };
+    u32 stride = (u32)(p.a >> 32 & 0x3fff) << 4;
+    for (u32 row = 0; row < 64 && !p.from_registers; row++)
+        for (u32 k = 0; k < 16; k += 8)
+            read(operand_of(p.a) + row / 8 * stride + row % 8 * 128 + k * 2);
+    stride = (u32)(p.b >> 32 & 0x3fff) << 4;
+    u32 band = (u32)(p.b >> 16 & 0x3fff) << 4, start = operand_of(p.b), n = p.n;
+    for (u32 i = 0; i < n && !p.values; i++)
+        for (u32 k = 0; k < 16; k += 8) read(start + i / 8 * stride + i % 8 * 128 + k * 2);
+    for (u32 k = 0; k < 16 && p.values; k++)
+        for (u32 i = 0; i < n; i += 8)
+            read(start + i / 64 * band + k / 8 * stride + k % 8 * 128 + i % 64 * 2);
+}
+}  // namespace
+
 void product(const Product& p) {
+    read_operands(p);
     if (launch.late) my_group().products.push_back({p, my_warp().group});
     else multiply(p);
 }
@@ -188,6 +238,16 @@ void products_wait(u32 pending) {
         multiply(products[done].product);
     }
     products.erase(products.begin(), products.begin() + done);
+}
+
+void products_waited(u32 pending) {
+    int groups = my_warp().group - (int)pending;
+    if (groups > 0) races::products_awaited(current->actor, my_group().reader, groups);
+}
+
+void there(const void* from, u32 bytes) {
+    volatile u8 ends = *(const u8*)from ^ ((const u8*)from)[bytes - 1];
+    (void)ends;
 }
 
 }  // namespace emulated

@@ -26,12 +26,12 @@ from minfer.errors import BackendError
 from minfer.settings import Settings
 
 HERE = Path(__file__).parent
-RUNTIME = ("runtime.cpp", "async.cpp", "halves.cpp")
-HEADERS = ("runtime.h", "state.h", "cuda.h", "ptx.h")
+RUNTIME = ("runtime.cpp", "async.cpp", "halves.cpp", "races.cpp", "watched.cpp")
+HEADERS = ("runtime.h", "races.h", "state.h", "cuda.h", "ptx.h")
 PROCESSES = 2
 _ONE_AT_A_TIME = Lock()  # the emulated card runs one launch
-_LANGUAGE = ("-std=c++17", "-fPIC", "-shared", "-fno-strict-aliasing", "-ffp-contract=off")
-_KERNEL = ("-O1", "-w", "-fno-math-errno")
+_LANGUAGE = ("-std=c++17", "-fPIC", "-fno-strict-aliasing", "-ffp-contract=off")
+_KERNEL = ("-O1", "-w", "-fno-math-errno", "-g1", "-fsanitize=thread")
 _RUNTIME = ("-O2", "-ftree-vectorize", "-U_FORTIFY_SOURCE")  # which forbids jumps between fibers
 _KEYWORDS = (
     "-D__global__=",
@@ -93,6 +93,7 @@ def _build_runtime() -> Path:
         str(compiler()),
         *_LANGUAGE,
         *_RUNTIME,
+        "-shared",
         *(str(HERE / name) for name in RUNTIME),
         "-o",
     ]
@@ -116,8 +117,11 @@ def _build_unit(unit: Unit, capability: tuple[int, int], generic: bool) -> Path:
     def build(to: Path) -> None:
         expand = [str(compiler()), "-E", "-x", "c++", "-", *_KEYWORDS, *macros]
         text = _LINE_OF_OWN.sub(r'#line \1 "\2"', _run(expand, source, str(unit)))
-        command = [str(compiler()), *_LANGUAGE, *_KERNEL, f"-I{HERE}", "-x", "c++", "-", "-o"]
-        _run([*command, str(to)], translate(text), str(unit))
+        command = [str(compiler()), *_LANGUAGE, *_KERNEL, f"-I{HERE}", "-x", "c++", "-", "-c", "-o"]
+        made = str(to.with_suffix(".o"))
+        _run([*command, made], translate(text), str(unit))
+        # apart, so that the sanitizer's own library stays away
+        _run([str(compiler()), "-shared", made, "-o", str(to)], "", str(unit))
 
     return _library(Path(unit.file).stem, (source, *macros), build)
 
@@ -125,9 +129,8 @@ def _build_unit(unit: Unit, capability: tuple[int, int], generic: bool) -> Path:
 @cache
 def _runtime() -> Any:
     library = ctypes.CDLL(str(_build_runtime()), mode=ctypes.RTLD_GLOBAL)
-    launch = library.emulated_launch
-    launch.restype = ctypes.c_char_p
-    return launch
+    library.emulated_launch.restype = ctypes.c_char_p
+    return library
 
 
 class Emulator:
@@ -177,10 +180,20 @@ class Emulator:
         check_geometry(launch, self._shared_limit)
         convert_args(launch)
 
+    def watch(self, memory: Iterable[tuple[int, int]]) -> None:
+        """Watch accesses to this memory (begin and end of each part) in the launches that follow.
+
+        They may overlap; what ran before has ended.
+        """
+        ends = [address for part in sorted(memory) for address in part]
+        with _ONE_AT_A_TIME:
+            _runtime().emulated_memory((ctypes.c_uint64 * len(ends))(*ends), len(ends) // 2)
+
     def run(
         self,
         launch: Launch,
         late: bool = False,
+        overlaps: bool = False,
         before_ends: Callable[[], None] | None = None,
     ) -> None:
         """Run a launch, whose addresses are of this process, to its end.
@@ -188,7 +201,8 @@ class Emulator:
         Args:
             launch: whose kernel is prepared.
             late: whether by the late schedule (`runtime.cpp`).
-            before_ends: called when the launch before is to end, which this one overlaps.
+            overlaps: whether it may begin before the launch before has ended.
+            before_ends: called when that one is to end, if memory is as it was before it.
 
         Raises:
             BackendError: when a kernel breaks a rule that the emulator knows.
@@ -200,7 +214,7 @@ class Emulator:
             for letter, value in zip(letters, convert_args(launch), strict=True)
         ]
         with _ONE_AT_A_TIME:
-            failure = _runtime()(
+            failure = _runtime().emulated_launch(
                 self._entries[launch.kernel],
                 b"".join(words),
                 (ctypes.c_uint32 * 3)(*launch.grid),
@@ -209,10 +223,25 @@ class Emulator:
                 launch.cluster,
                 int(late),
                 int(self._capability >= (9, 0) and not self._generic),
+                int(overlaps),
                 ctypes.CFUNCTYPE(None)(before_ends) if before_ends else None,
             )
         if failure:
-            raise BackendError(failure.decode(), where=str(launch.kernel.unit))
+            text = _PLACE.sub(_line_of, failure.decode())
+            raise BackendError(text, where=str(launch.kernel.unit))
+
+
+_PLACE = re.compile(r"\[(\S+)\+(0x[0-9a-f]+)\]")
+
+
+def _line_of(place: re.Match[str]) -> str:
+    """File and line of a place in a library, and where that was inlined."""
+    tool = shutil.which("addr2line")
+    if not tool:
+        return place[0]
+    found = _run([tool, "-i", "-e", place[1], place[2]], "", place[0]).splitlines()
+    names = ["/".join(Path(line.split()[0]).parts[-2:]) for line in found if "emulated" not in line]
+    return " in ".join(dict.fromkeys(names)) or place[0]
 
 
 _WORDS = {"p": "<Q", "i": "<i4x", "u": "<I4x", "l": "<q", "f": "<f4x"}

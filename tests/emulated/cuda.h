@@ -61,26 +61,33 @@ inline int __ffs(int x) { return __builtin_ffs(x); }
 inline int __ffsll(long long x) { return __builtin_ffsll(x); }
 
 // ---- memory -------------------------------------------------------------------------------------
+#define UNWATCHED __attribute__((no_sanitize("thread")))  // who asks tells of the access
 template <class T>
 inline T __ldg(const T* p) { return *p; }
 template <class T>
-inline T __ldcg(const T* p) { return *p; }
+UNWATCHED inline T __ldcg(const T* p) {
+    emulated::read_ahead(p, sizeof(T));
+    return *p;
+}
 template <class T>
 inline void __stcg(T* p, T value) { *p = value; }
 template <class T>
-inline T atomicAdd(T* p, T x) {
+UNWATCHED inline T atomicAdd(T* p, T x) {
+    emulated::counted(p, sizeof(T));
     T before = *p;
     *p += x;
     return before;
 }
 template <class T>
-inline T atomicMin(T* p, T x) {
+UNWATCHED inline T atomicMin(T* p, T x) {
+    emulated::counted(p, sizeof(T));
     T before = *p;
     *p = min(before, x);
     return before;
 }
 template <class T>
-inline T atomicMax(T* p, T x) {
+UNWATCHED inline T atomicMax(T* p, T x) {
+    emulated::counted(p, sizeof(T));
     T before = *p;
     *p = max(before, x);
     return before;
@@ -93,9 +100,7 @@ inline T& emulated_static(int variable) {
 
 // ---- meetings of a warp, which is always whole --------------------------------------------------
 inline void __syncthreads() { emulated::block_barrier(0, 0); }
-inline void __syncwarp() {
-    emulated::meet(nullptr, [](emulated::Brought) {}, "__syncwarp");
-}
+inline void __syncwarp() { emulated::warp_barrier(); }
 
 namespace emulated {
 template <class T>

@@ -71,13 +71,15 @@ class EmulatedDevice:
             BackendError: when a kernel broke a rule, or wrote where nothing is.
         """
         before = self._contents() if self._overlaps and len(frozen) > 1 else []
+        self._emulator.watch((start, start + size) for start, (_, size) in self._blocks.items())
         for number, launch in enumerate(frozen):
-            if not (number and before and launch.overlap):
-                self._emulator.run(launch, self.late)
+            overlaps = bool(number) and launch.overlap and self.facts.programmatic
+            if not (overlaps and before):
+                self._emulator.run(launch, self.late, overlaps)
                 continue
             after = self._contents()
             self._restore(before)
-            self._emulator.run(launch, self.late, partial(self._restore, after))
+            self._emulator.run(launch, self.late, overlaps, partial(self._restore, after))
         self._check_margins(" ".join(dict.fromkeys(launch.kernel.name for launch in frozen)))
         self.launches += len(frozen)
 

@@ -69,9 +69,12 @@ inline void load_shared(std::array<T*, N> d, u32 from) {
 inline void ld_shared_v4_u32(std::array<u32*, 4> d, u32 from) { load_shared(d, from); }
 inline void ld_shared_v2_f32(std::array<float*, 2> d, u32 from) { load_shared(d, from); }
 inline void ld_shared__cluster_v2_f32(std::array<float*, 2> d, u32 from) { load_shared(d, from); }
-inline void atom_add_acq_rel_gpu_u32(u32& d, u32* at, u32 x) { d = atomicAdd(at, x); }
+inline void atom_add_acq_rel_gpu_u32(u32& d, u32* at, u32 x) {
+    d = atomicAdd(at, x);
+    pass_on(at);
+}
 inline void atom_add_acq_rel_cta_shared_u32(u32& d, u32 at, u32 x) {
-    d = atomicAdd((u32*)shared_at(at, 4, 4), x);
+    atom_add_acq_rel_gpu_u32(d, (u32*)shared_at(at, 4, 4), x);
 }
 inline void createpolicy_fractional_L2__evict_first_b64(u64& d, double) { d = 0; }
 
@@ -90,16 +93,15 @@ inline void mbarrier_try_wait_parity_shared_b64(bool& p, u32 at, u32 parity) {
 inline void mbarrier_test_wait_parity_shared_b64(bool& p, u32 at, u32 parity) {
     mbarrier_try_wait_parity_shared_b64(p, at, parity);
 }
-inline void barrier_cluster_arrive_release_aligned() { cluster_arrive(); }
-inline void barrier_cluster_arrive_relaxed_aligned() { cluster_arrive(); }
-inline void barrier_cluster_wait_acquire_aligned() { cluster_wait(); }
-inline void barrier_cluster_wait_aligned() { cluster_wait(); }
+inline void barrier_cluster_arrive_release_aligned() { cluster_arrive(true); }
+inline void barrier_cluster_arrive_relaxed_aligned() { cluster_arrive(false); }
+inline void barrier_cluster_wait_acquire_aligned() { cluster_wait(true); }
+inline void barrier_cluster_wait_aligned() { cluster_wait(false); }
 inline void mapa_shared__cluster_u32(u32& d, u32 address, u32 rank) {
     d = address_in(address, rank);
 }
-// memory is one and in order here, so fences have nothing to do
-inline void fence_mbarrier_init_release_cluster() {}
-inline void fence_proxy_async_shared__cta() {}
+inline void fence_mbarrier_init_release_cluster() { publish(); }
+inline void fence_proxy_async_shared__cta() { publish(); }
 inline void griddepcontrol_launch_dependents() { pdl_launch(); }
 inline void griddepcontrol_wait() { pdl_wait(); }
 inline void setmaxnreg_inc_sync_aligned_u32(u32) {}
@@ -116,8 +118,7 @@ inline void cp_async_bulk_shared__cluster_global_mbarrier__complete_tx__bytes_L2
 }
 inline void cp_async_bulk_prefetch_L2_global(const void* from, u32 bytes) {
     if (((u64)from | bytes) % 16 || !bytes) fail("a prefetch of %u bytes at %p", bytes, from);
-    volatile u8 ends = *(const u8*)from ^ ((const u8*)from)[bytes - 1];  // they are there
-    (void)ends;
+    there(from, bytes);
 }
 inline void cp_async_cg_shared_global(u32 to, const void* from, u32 bytes, u32 real) {
     copy_async(to, from, bytes, real);
@@ -210,6 +211,7 @@ struct Matrices {
 template <bool TRANSPOSED>
 inline void load_matrices(std::array<u32*, 4> d, u32 address) {
     Matrices mine = {{}, address};
+    have_read(shared_at(address, 16, 16), 16);
     meet(
         &mine,
         [](Brought lanes) {
@@ -290,6 +292,7 @@ inline void wgmma_commit_group_sync_aligned() {
 }
 inline void wgmma_wait_group_sync_aligned(u32 pending) {
     meet(&pending, [](Brought lanes) { products_wait(*(u32*)lanes[0]); }, "wgmma.wait_group");
+    products_waited(pending);
 }
 
 }  // namespace ptx

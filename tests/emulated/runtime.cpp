@@ -23,21 +23,23 @@ namespace emulated {
 
 Launch launch;
 Thread* current;
+std::vector<Thread> threads;
+bool meeting;
 u8* window;
 
 namespace {
 
-constexpr std::size_t STACK = 96 << 10, GUARD = 4 << 10;
+constexpr std::size_t GUARD = 4 << 10;
 constexpr u32 MARGIN = 4 << 10;  // behind dynamic shared memory, watched
 constexpr u8 POISON = 0xff, CANARY = 0xa5;
 constexpr int MOST_BLOCKS = 16;
 
 std::jmp_buf scheduler, outside;
 bool in_thread;
-std::vector<Thread> threads;
 std::vector<Block> blocks;
 std::size_t statics[64], statics_end;
 u32 cluster_arrived, cluster_generation, cluster_live;
+Passed cluster_passed;
 bool failed;
 char message[1024];
 
@@ -49,10 +51,14 @@ void yield() {
 
 void release_all(Block& block) {
     Named& all = block.named[NAMED];
-    if (block.live && all.arrived == block.live) all.arrived = 0, all.generation++;
+    if (!block.live || all.arrived < block.live) return;
+    all.arrived = 0, all.generation++;
+    races::complete(all.passed, true);
 }
 void release_cluster() {
-    if (cluster_live && cluster_arrived == cluster_live) cluster_arrived = 0, cluster_generation++;
+    if (!cluster_live || cluster_arrived < cluster_live) return;
+    cluster_arrived = 0, cluster_generation++;
+    races::complete(cluster_passed, true);
 }
 
 void body() {
@@ -91,7 +97,7 @@ void start_block(Block& block, Thread* first) {
     block.launched = block.waited = false;
     block.warps.assign(n_threads() / LANES, {});
     block.warpgroups.assign((n_threads() + GROUP - 1) / GROUP, {});
-    std::memset(block.named, 0, sizeof(block.named));
+    for (Named& named : block.named) named = {};
     u8* shared = window + block.rank * SPAN;
     std::memset(shared, POISON, STATICS + launch.shared);
     std::memset(shared + STATICS + launch.shared, CANARY, MARGIN);
@@ -103,6 +109,7 @@ void start_block(Block& block, Thread* first) {
         thread.index = i;
         thread.copies.clear();
         thread.group = 0;
+        races::begin_thread(thread.actor, 1 + block.rank * n_threads() + i);
     }
 }
 
@@ -144,6 +151,9 @@ void run_cluster(Dim first) {
     u32 n = n_threads();
     cluster_arrived = cluster_generation = 0;
     cluster_live = n * launch.cluster;
+    cluster_passed = {};
+    forget_flights();
+    races::begin_cluster();
     for (u32 rank = 0; rank < launch.cluster; rank++) {
         blocks[rank].index = {first.x + rank, first.y, first.z};
         blocks[rank].rank = rank;
@@ -172,6 +182,7 @@ void run_cluster(Dim first) {
     }
     while (deliver_one()) {
     }
+    races::end_cluster();
     for (u32 rank = 0; rank < launch.cluster; rank++) end_block(blocks[rank]);
 }
 
@@ -195,7 +206,7 @@ void prepare() {
     }
     for (Thread& thread : threads) thread.done = true;
     blocks.resize(launch.cluster);
-    forget_flights();
+    meeting = false;
     std::memset(statics, 0xff, sizeof(statics));
     statics_end = 0;
 }
@@ -240,7 +251,9 @@ void meet_at(Meeting& meeting, int place, int size, void* mine, Work work, const
     if (++meeting.arrived < size)
         return wait((const u32*)&meeting.generation, meeting.generation & 1, what);
     meeting.arrived = 0;
+    emulated::meeting = true;
     work(meeting.brought);
+    emulated::meeting = false;
     meeting.generation++;
 }
 }  // namespace
@@ -255,18 +268,29 @@ void meet_group(void* mine, Work work, const char* what) {
     meet_at(group.meeting, current->index % GROUP, GROUP, mine, work, what);
 }
 
+void warp_barrier() {
+    Passed& synced = current->block->warps[current->index / LANES].synced;
+    races::release(current->actor, synced);
+    auto complete = [](Brought) {
+        races::complete(current->block->warps[current->index / LANES].synced, true);
+    };
+    meet(nullptr, complete, "__syncwarp");
+    races::take(current->actor, synced);
+}
+
 void block_barrier(int number, u32 count) {
     Block& block = *current->block;
     Named& named = block.named[count ? number : NAMED];
-    if (!count) {
-        u32 parity = named.generation & 1;
+    u32 parity = named.generation & 1;
+    if (count) {
+        block_arrive(number, count);
+    } else {
+        races::release(current->actor, named.passed);
         named.arrived++;
         release_all(block);
-        return wait(&named.generation, parity, "__syncthreads");
     }
-    u32 parity = named.generation & 1;
-    block_arrive(number, count);
-    wait(&named.generation, parity, "bar.sync");
+    wait(&named.generation, parity, count ? "bar.sync" : "__syncthreads");
+    races::take(current->actor, named.passed);
 }
 
 void block_arrive(int number, u32 count) {
@@ -274,15 +298,22 @@ void block_arrive(int number, u32 count) {
     if (named.arrived && named.count != count)
         fail("barrier %d is for %u threads and for %u", number, named.count, count);
     named.count = count;
-    if (++named.arrived == count) named.arrived = 0, named.generation++;
+    races::release(current->actor, named.passed);
+    if (++named.arrived < count) return;
+    named.arrived = 0, named.generation++;
+    races::complete(named.passed, true);
 }
 
-void cluster_arrive() {
+void cluster_arrive(bool releases) {
     current->cluster_parity = cluster_generation & 1;
+    if (releases) races::release(current->actor, cluster_passed);
     cluster_arrived++;
     release_cluster();
 }
-void cluster_wait() { wait(&cluster_generation, current->cluster_parity, "barrier.cluster"); }
+void cluster_wait(bool acquires) {
+    wait(&cluster_generation, current->cluster_parity, "barrier.cluster");
+    if (acquires) races::take(current->actor, cluster_passed);
+}
 
 u32 address_of(const void* shared) {
     std::ptrdiff_t offset = (const u8*)shared - window;
@@ -322,11 +353,12 @@ void pdl_launch() { current->block->launched = true; }
 void pdl_wait() {
     current->block->waited = true;
     if (before_ends) wait(&over, 0, "griddepcontrol.wait");
+    races::launch_before(current->actor);
 }
 
 extern "C" const char* emulated_launch(void (*entry)(const u64*), const u64* args, const u32* grid,
                                        u32 block, u32 shared, u32 cluster, int late,
-                                       int programmatic, void (*ends)()) {
+                                       int programmatic, int overlaps, void (*ends)()) {
     launch = {entry, args, shared, cluster, late != 0, programmatic != 0};
     gridDim = {grid[0], grid[1], grid[2]};
     blockDim = {block, 1, 1};
@@ -335,6 +367,7 @@ extern "C" const char* emulated_launch(void (*entry)(const u64*), const u64* arg
     if (block % LANES || cluster > MOST_BLOCKS || STATICS + shared + MARGIN > SPAN)
         return "a launch that the emulator does not take";
     prepare();
+    races::begin_launch(overlaps != 0);
     if (!_setjmp(outside)) run_grid();
     if (!failed) return nullptr;
     for (Thread& thread : threads) thread.started = false;  // they stand in the middle of a kernel

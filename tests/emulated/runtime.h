@@ -35,12 +35,13 @@ using Brought = void* const*;
 using Work = void (*)(Brought);
 void meet(void* mine, Work work, const char* what);
 void meet_group(void* mine, Work work, const char* what);
+void warp_barrier();
 
 // A block's named barrier, for `count` threads, or for all that have not returned if that is 0.
 void block_barrier(int number, u32 count);
 void block_arrive(int number, u32 count);  // counts, and does not wait
-void cluster_arrive();
-void cluster_wait();
+void cluster_arrive(bool releases);
+void cluster_wait(bool acquires);
 
 // Shared memory: addresses are offsets into that of the cluster.
 u32 address_of(const void* shared);
@@ -48,6 +49,14 @@ void* shared_at(u32 address, u32 bytes, u32 alignment);
 u32 address_in(u32 address, u32 rank);
 void* dynamic_shared();
 void* static_shared(int variable, std::size_t bytes, std::size_t alignment);
+
+// Accesses that the compiler's instrumentation does not show as what they are (`races.cpp`).
+void counted(const void* at, u32 bytes);     // changed atomically
+void have_read(const void* at, u32 bytes);   // by this thread
+void read_ahead(const void* at, u32 bytes);  // perhaps too early
+void pass_on(const void* counter);           // what is known, by an atomic release and acquire
+void there(const void* from, u32 bytes);     // can be read
+void publish();                              // `fence.proxy.async`
 
 // Copies and products that run beside the threads.
 void barrier_init(u32 barrier, u32 count);
@@ -68,6 +77,7 @@ struct Product {  // of a warpgroup: m64nNk16
 void product(const Product& product);  // by the last of a warpgroup to come
 void products_commit();
 void products_wait(u32 pending);
+void products_waited(u32 pending);  // by every lane, after it
 
 void pdl_launch();
 void pdl_wait();

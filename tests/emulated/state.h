@@ -4,11 +4,12 @@
 #include <ucontext.h>
 #include <vector>
 
-#include "runtime.h"
+#include "races.h"
 
 namespace emulated {
 
 constexpr int NAMED = 16;
+constexpr std::size_t STACK = 96 << 10;  // bytes of a thread's
 constexpr u32 ZERO = 0;  // what a thread that may run waits for
 
 struct Copy {
@@ -16,6 +17,7 @@ struct Copy {
     const void* from;
     u32 bytes, real, barrier;
     int group;  // of cp.async; -1 for a bulk copy, whose `barrier` gets the bytes
+    u32 time;   // of a bulk copy
 };
 
 struct Block;
@@ -32,6 +34,7 @@ struct Thread {
     u32 cluster_parity = 0;
     std::vector<Copy> copies;
     int group = 0;
+    Actor actor;
 };
 
 struct Meeting {
@@ -44,6 +47,7 @@ struct Meeting {
 struct Warp {
     Meeting meeting;
     int group;  // of products, as this warp counts them
+    Passed synced;
 };
 
 // Its four warps begin a product together and are done with it together.
@@ -54,10 +58,12 @@ struct Warpgroup {
         int group;
     };
     std::vector<Pending> products;
+    Reader reader;
 };
 
 struct Named {
-    u32 arrived, generation, count;
+    u32 arrived = 0, generation = 0, count = 0;
+    Passed passed;
 };
 
 struct Block {
@@ -79,11 +85,13 @@ struct Launch {
 
 extern Launch launch;
 extern Thread* current;
+extern std::vector<Thread> threads;  // of the cluster, block by block
+extern bool meeting;                 // in what a meeting does, for all who came
 extern u8* window;  // shared memory of a cluster
 
 // Completes one of the copies in flight; false if there is none.
 bool deliver_one();
-void forget_flights();
+void forget_flights();  // and barriers
 void fill_halves();
 
 }  // namespace emulated
