@@ -31,7 +31,8 @@ HEADERS = ("runtime.h", "races.h", "state.h", "cuda.h", "ptx.h")
 PROCESSES = 2
 _ONE_AT_A_TIME = Lock()  # the emulated card runs one launch
 _LANGUAGE = ("-std=c++17", "-fPIC", "-fno-strict-aliasing", "-ffp-contract=off")
-_KERNEL = ("-O1", "-w", "-fno-math-errno", "-g1", "-fsanitize=thread")
+_KERNEL = ("-O1", "-w", "-fno-math-errno", "-g1")
+_WATCHED = ("-fsanitize=thread", "--param", "tsan-instrument-func-entry-exit=0")
 _RUNTIME = ("-O2", "-ftree-vectorize", "-U_FORTIFY_SOURCE")  # which forbids jumps between fibers
 _KEYWORDS = (
     "-D__global__=",
@@ -77,7 +78,7 @@ def _folder() -> Path:
 
 def _library(name: str, key: Iterable[str], build: Any) -> Path:
     """The library of this content; `build` makes it at the path it is given."""
-    parts = (str(compiler()), _sources(), *_LANGUAGE, *_KERNEL, *_RUNTIME, *key)
+    parts = (str(compiler()), _sources(), *_LANGUAGE, *_KERNEL, *_WATCHED, *_RUNTIME, *key)
     digest = hashlib.sha256("\0".join(parts).encode()).hexdigest()[:24]
     path = _folder() / f"{name}-{digest}.so"
     if not path.exists():
@@ -117,7 +118,8 @@ def _build_unit(unit: Unit, capability: tuple[int, int], generic: bool) -> Path:
     def build(to: Path) -> None:
         expand = [str(compiler()), "-E", "-x", "c++", "-", *_KEYWORDS, *macros]
         text = _LINE_OF_OWN.sub(r'#line \1 "\2"', _run(expand, source, str(unit)))
-        command = [str(compiler()), *_LANGUAGE, *_KERNEL, f"-I{HERE}", "-x", "c++", "-", "-c", "-o"]
+        command = [str(compiler()), *_LANGUAGE, *_KERNEL, *_WATCHED, f"-I{HERE}"]
+        command += ["-x", "c++", "-", "-c", "-o"]
         made = str(to.with_suffix(".o"))
         _run([*command, made], translate(text), str(unit))
         # apart, so that the sanitizer's own library stays away

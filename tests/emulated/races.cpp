@@ -2,10 +2,10 @@
 //
 // What orders the threads of a GPU: barriers of a block, a cluster and a warp, mbarriers, the
 // atomics of a counter, waits for copies and products, the end of the launch before. Shuffles and
-// products of a warp order nothing. Each sixteen bytes remember the accesses that no later one makes
-// superfluous (C. Flanagan, S. Freund: FastTrack, PLDI 2009), and an access must know of all that
-// it conflicts with. A copy or product, which reads and writes beside the threads, must also have
-// had what threads wrote published to it (`fence.proxy.async`).
+// products of a warp order nothing. Each sixteen bytes remember the accesses that no later one
+// makes superfluous (C. Flanagan, S. Freund: FastTrack, PLDI 2009), and an access must know of all
+// that it conflicts with. A copy or product, which reads and writes beside the threads, must also
+// have had what threads wrote published to it (`fence.proxy.async`).
 //
 // Accesses are watched by the early schedule alone: what orders them does not depend on it.
 //
@@ -55,6 +55,7 @@ struct Place {
     std::vector<Entry> entries;
 };
 constexpr u32 PLACE = 16, PAGE = 256;  // bytes of a place, places of a page
+constexpr u32 MOST_READERS = 48;
 using Page = std::array<Place, PAGE>;
 
 // A thread's last write, from before it is done until something else happens.
@@ -185,6 +186,18 @@ bool forgiven(const Place& place, const Entry& first, const Entry& second, const
     return !missing;
 }
 
+// What many read has room for some of them: who writes out of order misses most, and so these.
+void add(Place& place, const Entry& entry) {
+    static u32 state = 1;
+    if (entry.kind == READ && place.entries.size() >= MOST_READERS) {
+        state = state * 1664525 + 1013904223;
+        Entry& other = place.entries[(state >> 16) % place.entries.size()];
+        if (other.kind == READ) other = entry;
+    } else {
+        place.entries.push_back(entry);
+    }
+}
+
 // An access of `access` to some bytes, begun by all of `by`.
 void record(u64 address, u32 bytes, const Entry& access, Actor* const* by, int n_by) {
     bool shared = in_window(address);
@@ -231,7 +244,7 @@ void record(u64 address, u32 bytes, const Entry& access, Actor* const* by, int n
             place.entries[kept++] = e;
         }
         place.entries.resize(kept);
-        if (!there) place.entries.push_back(mine);
+        if (!there) add(place, mine);
     }
 }
 

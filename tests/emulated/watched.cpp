@@ -51,8 +51,6 @@ void __tsan_write_range(void* p, unsigned long n) {
     watched(p, n, races::WRITE, __builtin_return_address(0));
 }
 void __tsan_init() {}
-void __tsan_func_entry(void*) {}
-void __tsan_func_exit() {}
 }
 
 }  // namespace emulated
