@@ -110,25 +110,21 @@ def main() -> None:
     parser.add_argument("--rivals", nargs="*", default=["llama.cpp", "openvino"])
     args = parser.parse_args()
     works = [w for group in args.works for w in WORKS[group]]
-    rows: list[dict[str, object]] = []
+    rows = results.Rows("cpu", columns=("kl_prefill", "kl_decode"))
     for entry in args.models:
         name, _, path = entry.partition("=")
         with opened(Path(path), args.threads, args.rivals) as engines:
-            for row in compare(engines, works, args.runs):
-                rows.append({"model": name, "threads": args.threads, "runs": args.runs, **row})
+            ran = {"model": name, "threads": args.threads, "runs": args.runs}
+            mine = [ran | row for row in compare(engines, works, args.runs)]
             if (kept := fidelity.REFERENCES / f"{name}.npz").exists():
                 reference = fidelity.load(kept)
                 for path_name, single in (("prefill", False), ("decode", True)):
                     d = fidelity.measure(engines[0], reference, single)
                     assert d is not None
-                    for row in rows:
-                        if row["model"] == name and row["engine"] == "minfer":
+                    for row in mine:
+                        if row["engine"] == "minfer":
                             row[f"kl_{path_name}"] = d.mean_kl
-        print(results.table([r for r in rows if r["model"] == name]), flush=True)
-    for row in rows:
-        row.setdefault("kl_prefill", "")
-        row.setdefault("kl_decode", "")
-    results.append("cpu", rows)
+        rows.add(*mine)
 
 
 if __name__ == "__main__":

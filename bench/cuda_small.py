@@ -128,13 +128,12 @@ def main() -> None:
         "norm": weight("norm", np.ones(WIDTH), F32),
         "table": weight("table", random.standard_normal((1000, WIDTH)), BY_NAME["q4_K"]),
     }
-    measured: list[dict[str, object]] = []
+    measured = results.Rows("cuda_small", device_name(args.device))
 
     def note(op: str, rows: int, us: float, nbytes: int, host_us: float | None = None) -> None:
         row: dict[str, object] = {"op": op, "rows": rows, "us": us}
         row |= {"floor_us": nbytes / BYTES_A_US, "host_us": "" if host_us is None else host_us}
-        measured.append(row)
-        print(row, flush=True)
+        measured.add(row)
 
     for rows in map(int, args.rows.split(",")):
         backend: Any = create_backend(args.device, Settings.load())
@@ -167,8 +166,7 @@ def main() -> None:
                 host_us = on_host(logits, params, backend)
                 note(f"sample, {name}", rows, us, 4 * logits.size, host_us)
         backend.close()
-    print(results.table(measured))
-    results.append("cuda_small", measured, device=device_name(args.device))
+    print(results.table(measured.all))
 
 
 if __name__ == "__main__":

@@ -83,7 +83,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=2)
     args = parser.parse_args()
     settings = replace(Settings.load(), device=args.device, cache_type=args.cache_type)
-    rows = []
+    rows = results.Rows("fidelity", device_name(args.device))
     for entry in args.models:
         name, _, path = entry.partition("=")
         reference = load(args.references / f"{name}.npz")
@@ -95,10 +95,9 @@ def main() -> None:
                 d = measure(engine, reference, single)
                 if d is not None:
                     ran = {"model": name, "engine": engine.name, "path": path_name}
-                    rows.append(ran | asdict(d))
+                    rows.add(ran | asdict(d))
             engine.close()
-    print(results.table(rows))
-    results.append("fidelity", rows, device=device_name(args.device))
+    print(results.table(rows.all))
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import argparse
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -269,7 +269,7 @@ COLUMNS = (
 
 
 def main() -> None:
-    """Measure, print, append to the results: each row at once, so that none is lost."""
+    """Measure, print, append to the results."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
@@ -287,10 +287,8 @@ def main() -> None:
     except ValueError as error:
         parser.error(str(error))
     settings = replace(Settings.load(), device=args.device)
-    device = device_name(args.device)
-    rows = [{**row, "switches": switches(settings)} for row in check_tiny(settings)]
-    print(results.table(rows), flush=True)
-    results.append("gpu", [_filled(row) for row in rows], device)
+    rows = results.Rows("gpu", device_name(args.device), COLUMNS)
+    rows.add(*({**row, "switches": switches(settings)} for row in check_tiny(settings)))
     for name in models:
         path = synthetic.find(name, args.folder)
         usual: dict[object, float] = {}  # test -> tokens a second without one switch more
@@ -303,14 +301,8 @@ def main() -> None:
                     elif isinstance(speed, float) and row["test"] in usual:
                         row["x_unswitched"] = speed / usual[row["test"]]
                     stamp = {"model": name, "switches": switches(variant), "n_ctx": n_ctx}
-                    rows.append(stamp | row)
-                    print(rows[-1], flush=True)
-                    results.append("gpu", [_filled(rows[-1])], device)
-    print(results.table(rows))
-
-
-def _filled(row: Mapping[str, object]) -> dict[str, object]:
-    return {c: row.get(c, "") for c in COLUMNS}
+                    rows.add(stamp | row)
+    print(results.table(rows.all))
 
 
 def device_name(device: str) -> str:

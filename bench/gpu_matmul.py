@@ -410,7 +410,8 @@ def main() -> None:
     parser.add_argument("--sweep", action="store_true")
     parser.add_argument("--chain", action="store_true")
     args = parser.parse_args()
-    bench, rows = Bench(), []
+    bench = Bench()
+    rows = results.Rows("gpu_matmul", bench.device.facts.name)
     single = [int(r) for r in args.rows.split(",") if r]
     many = [int(r) for r in args.many.split(",") if r]
     shapes = [s for s in SHAPES[args.shapes] if not args.only or s.name in args.only.split(",")]
@@ -420,21 +421,19 @@ def main() -> None:
         made = bench.weights(shape, copies)
         for n in single:
             if args.sweep:
-                rows += sweep(bench, shape, n, made, True)
+                rows.add(*sweep(bench, shape, n, made, True))
             else:
-                rows.append(measure(bench, shape, n, made, True))
+                rows.add(measure(bench, shape, n, made, True))
         for n in many if shape.name != "head" else ():
             if args.sweep:
-                rows += sweep(bench, shape, n, made, False)
+                rows.add(*sweep(bench, shape, n, made, False))
             else:
-                rows.append(measure(bench, shape, n, made, False))
+                rows.add(measure(bench, shape, n, made, False))
         for address in made[1]:
             bench.device.free(address)
     if args.chain:
-        rows += [chain(bench, shapes, n) for n in single]
-    print(results.table(rows), flush=True)
-    results.FOLDER.mkdir(exist_ok=True)
-    results.append("gpu_matmul", rows, bench.device.facts.name)
+        rows.add(*(chain(bench, shapes, n) for n in single))
+    print(results.table(rows.all))
 
 
 if __name__ == "__main__":

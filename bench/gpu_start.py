@@ -101,14 +101,12 @@ def main() -> None:
     if args.child is not None:
         print(json.dumps(child(args.child, args.device, args.cache)))
         return
-    rows = []
+    rows = results.Rows("gpu_start", device_name(args.device))
     for name in args.models:
         path = synthetic.find(name, args.folder)
         for row in measured(path, args.device, args.starts):
-            rows.append({"model": name, **row})
-            print(rows[-1], flush=True)
-    print(results.table(rows))
-    results.append("gpu_start", rows, device=device_name(args.device))
+            rows.add({"model": name, **row})
+    print(results.table(rows.all))
 
 
 if __name__ == "__main__":

@@ -324,19 +324,15 @@ def main() -> None:
         n_cells=max(w.n_ctx * w.batch for w in wanted),
     )
     stamp = {"model": args.model, "switches": switches(settings)}
-    found: list[dict[str, object]] = []
     for w in wanted:
         timeline = recorded(engine, w, record)
         tokens = min(w.prompt, PREFILL_ROWS) or w.batch
         mine = rows(timeline, len(engine.model.layers), tokens)
         print(f"\n{args.model} {w.test}, median of {timeline.steps} steps of {tokens} tokens")
         print(results.table([r | {"kernel": str(r["kernel"])[:NAME_WIDTH]} for r in mine]))
-        found += [{**stamp, "test": w.test, "steps": timeline.steps, **row} for row in mine]
+        stamped = [{**stamp, "test": w.test, "steps": timeline.steps, **row} for row in mine]
+        results.append("gpu_timeline", stamped, device_name("cuda"))
     engine.close()
-    columns = dict.fromkeys(key for row in found for key in row)
-    results.append(
-        "gpu_timeline", [{c: row.get(c, "") for c in columns} for row in found], device_name("cuda")
-    )
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Rows of measurements: printed as a table, appended to `bench/results`, never overwritten."""
+"""Rows of measurements: appended to `bench/results` as they come, never overwritten; as a table."""
 
 from __future__ import annotations
 
@@ -24,9 +24,34 @@ def _parted(word: str) -> tuple[str, str, str]:
     return (key, sep, value) if sep else ("", "", word)
 
 
+class Rows:
+    """What a run measures. Each row is printed and in `results/NAME.csv` at once: none is lost.
+
+    Args:
+        name: of the file.
+        device: what was measured, if not this processor.
+        columns: those that only some rows have, for a file that is new.
+    """
+
+    def __init__(self, name: str, device: str | None = None, columns: Sequence[str] = ()) -> None:
+        self._name = name
+        self._device = device
+        self._columns = columns
+        self.all: list[Mapping[str, object]] = []
+
+    def add(self, *rows: Mapping[str, object]) -> None:
+        """Keep rows, whose columns a file that is there must have."""
+        if not rows:
+            return
+        append(self._name, [dict.fromkeys(self._columns, "") | dict(r) for r in rows], self._device)
+        self.all += rows
+        print(table(rows), flush=True)
+
+
 def append(name: str, rows: Sequence[Mapping[str, object]], device: str | None = None) -> Path:
     """Append rows to `results/NAME.csv` with date, commit, device and command."""
     path = FOLDER / f"{name}.csv"
+    FOLDER.mkdir(exist_ok=True)
     stamp = {
         "date": datetime.now(UTC).strftime("%Y-%m-%dT%H:%MZ"),
         "commit": commit() or "unknown",

@@ -320,7 +320,7 @@ def main() -> None:
     parser.add_argument("--rival-python")
     parser.add_argument("--rival-unified", action="store_true")
     options = parser.parse_args()
-    rows: list[dict[str, object]] = []
+    rows = results.Rows("serve")
     texts = Texts()
     with ExitStack() as servers:
         ports: dict[str, int] = {}
@@ -330,12 +330,10 @@ def main() -> None:
             ports[name] = port
         loads = [(closed_loop, float(n)) for n in options.clients]
         for load, amount in [*loads, *((arrivals, rate) for rate in options.rates)]:
-            rows += measured(ports, load, amount, options, texts)
-            print(results.table(rows[-len(ports) :]), flush=True)
+            rows.add(*measured(ports, load, amount, options, texts))
         if RIVAL in ports:
             with urlopen(f"http://127.0.0.1:{ports[RIVAL]}/busy", timeout=5) as response:
                 print("of its time the rival spent in llama_decode:", response.read().decode())
-    results.append("serve", rows)
     assert texts.varying(OWN) == 0, "an answer depends on what else runs"
     assert RIVAL not in ports or texts.alike() > 0.5, "the two do not say the same"
 
