@@ -50,6 +50,16 @@ def card(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Fac
     return facts
 
 
+@pytest.fixture
+def by_late_schedule(monkeypatch: pytest.MonkeyPatch, card: Facts) -> None:
+    """By the late schedule, which is not watched for races: those of kernels show in less time."""
+    monkeypatch.setattr(
+        "minfer.backends.cuda.backend.Device", lambda settings, say: EmulatedDevice(card, late=True)
+    )
+
+
+whole_model = pytest.mark.usefixtures("by_late_schedule")
+
 QKV: tuple[dict[str, Any], ...] = (
     {"types": ("q4_K", "q4_K", "q6_K"), "head_dim": 128, "bias": True, "norm": False, "kv": "f16"},
     {"types": ("q8_0",) * 3, "head_dim": 64, "bias": False, "norm": True, "kv": "q8_0"},
@@ -105,20 +115,24 @@ def test_filters_and_draws(n_vocab: int, scale: float, late: bool) -> None:
     test_cuda_sample.test_filters_and_draws(gpu, n_vocab, scale)
 
 
+@whole_model
 @pytest.mark.parametrize("name", TINY)
 def test_logits_of_a_prompt(name: str) -> None:
     test_cuda_models.test_logits_are_those_of_hugging_face(name, single=False, cache_type=F16)
 
 
+@whole_model
 @pytest.mark.parametrize("card", [AMPERE], indirect=True, ids=["ampere"])
 def test_logits_of_a_prompt_before_hopper(card: Facts) -> None:
     test_cuda_models.test_logits_are_those_of_hugging_face("qwen2", single=False, cache_type=Q8_0)
 
 
+@whole_model
 def test_logits_row_by_row() -> None:
     test_cuda_models.test_logits_are_those_of_hugging_face("llama", single=True, cache_type=F16)
 
 
+@whole_model
 @pytest.mark.parametrize(
     ("card", "name"),
     [(HOPPER, "gemma3"), (AMPERE, "qwen3")],
@@ -129,6 +143,7 @@ def test_greedy_tokens(card: Facts, name: str) -> None:
     test_cuda_models.test_greedy_tokens_are_those_of_hugging_face(name, {})
 
 
+@whole_model
 def test_many_streams() -> None:
     test_cuda_models.test_many_streams_say_what_hugging_face_says("qwen2-hd128", 4)
 

@@ -55,7 +55,7 @@ struct Place {
     std::vector<Entry> entries;
 };
 constexpr u32 PLACE = 16, PAGE = 256;  // bytes of a place, places of a page
-constexpr u32 MOST_READERS = 48;
+constexpr u32 MOST_ENTRIES = 16;
 using Page = std::array<Place, PAGE>;
 
 // A thread's last write, from before it is done until something else happens.
@@ -186,13 +186,14 @@ bool forgiven(const Place& place, const Entry& first, const Entry& second, const
     return !missing;
 }
 
-// What many read has room for some of them: who writes out of order misses most, and so these.
+// Where many read or count there is room for some of them: who writes in no order with others is in
+// none with most of them.
 void add(Place& place, const Entry& entry) {
     static u32 state = 1;
-    if (entry.kind == READ && place.entries.size() >= MOST_READERS) {
+    if (entry.kind != WRITE && place.entries.size() >= MOST_ENTRIES) {
         state = state * 1664525 + 1013904223;
         Entry& other = place.entries[(state >> 16) % place.entries.size()];
-        if (other.kind == READ) other = entry;
+        if (other.kind == entry.kind) other = entry;
     } else {
         place.entries.push_back(entry);
     }

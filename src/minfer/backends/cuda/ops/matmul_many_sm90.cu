@@ -77,6 +77,8 @@ DEVICE void write_vectors(const Output& y, const float (&d)[N], u8* buffers, int
             *(uint4*)((u8*)y.out + ordered_offset(m, padded_rows, vector / 16, vector % 16 + i)) =
                 v;
     }
+    // the next tile begins with the first buffer, which the last of an odd number is read from
+    if (2 * N / AT_ONCE % 2) sync_some<128>(barrier);
 }
 
 // Writes this rank's sums of a tile to its place in `partial`; the last rank to do so gets all
