@@ -172,6 +172,22 @@ def test_a_copy_that_is_not_awaited_shows(play: Play, waits: bool) -> None:
                 play(body, given, 4, late, shared=64)
 
 
+@pytest.mark.parametrize("syncs", [True, False])
+def test_a_race_of_two_warps_shows(play: Play, syncs: bool) -> None:
+    """By the early schedule as one; by the late one in the result."""
+    body = f"""__shared__ u32 passed[32]; {BEGIN}
+        if (threadIdx.x < 32) passed[lane] = in[0];
+        {"__syncthreads();" if syncs else ""}
+        if (threadIdx.x >= 32) out[lane] = passed[lane];"""
+    given = np.array([7], np.uint32)
+    if syncs:
+        assert (play(body, given, 32, block=64) == 7).all()
+    else:
+        with pytest.raises(BackendError, match="nothing orders them"):
+            play(body, given, 32, block=64)
+    assert (play(body, given, 32, late=True, block=64) == 7).all() == syncs
+
+
 @pytest.mark.parametrize("stays", [True, False])
 def test_blocks_of_a_cluster_see_each_other(play: Play, stays: bool) -> None:
     """As long as they are there."""

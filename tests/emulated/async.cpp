@@ -63,10 +63,9 @@ void deliver(const Copy& copy) {
     settle(barrier, copy.barrier);
 }
 
-u16 half_at(u32 address) {  // of an operand in the 128-byte swizzle
-    address ^= (address >> 7 & 7) << 4;
-    return *(const u16*)(window + address);
-}
+// Where what is at an address of an operand lies, by the 128-byte swizzle.
+const void* swizzled(u32 address) { return window + (address ^ (address >> 7 & 7) << 4); }
+u16 half_at(u32 address) { return *(const u16*)swizzled(address); }
 
 // Where a descriptor's operand begins, as an address of this block.
 u32 operand_of(u64 descriptor) {
@@ -76,7 +75,22 @@ u32 operand_of(u64 descriptor) {
     return current->block->rank * SPAN + start;
 }
 
+// The address of an operand's value: A [row][k], B [n][k] or, as values, [k][n].
+struct Operands {
+    const Product& p;
+    u32 a = p.from_registers ? 0 : operand_of(p.a), b = operand_of(p.b);
+
+    static u32 stride(u64 descriptor) { return (u32)(descriptor >> 32 & 0x3fff) << 4; }
+    u32 a_at(u32 row, u32 k) const { return a + row / 8 * stride(p.a) + row % 8 * 128 + k * 2; }
+    u32 b_at(u32 n, u32 k) const {
+        if (!p.values) return b + n / 8 * stride(p.b) + n % 8 * 128 + k * 2;
+        u32 band = (u32)(p.b >> 16 & 0x3fff) << 4;
+        return b + n / 64 * band + k / 8 * stride(p.b) + k % 8 * 128 + n % 64 * 2;
+    }
+};
+
 void multiply(const Product& p) {
+    Operands at = {p};
     static float a[64][16], b[16][256], sums[64][256];
     for (int row = 0; row < 64; row++)
         for (int k = 0; k < 16; k++) {
@@ -85,19 +99,11 @@ void multiply(const Product& p) {
                 u32 word = *p.registers[row % 16 / 8 + k / 8 * 2][lane];
                 a[row][k] = halves[k % 2 ? word >> 16 : word & 0xffff];
             } else {
-                u32 stride = (u32)(p.a >> 32 & 0x3fff) << 4;
-                u32 at = operand_of(p.a) + row / 8 * stride + row % 8 * 128 + k * 2;
-                a[row][k] = halves[half_at(at)];
+                a[row][k] = halves[half_at(at.a_at(row, k))];
             }
         }
-    u32 start = operand_of(p.b), stride = (u32)(p.b >> 32 & 0x3fff) << 4;
-    u32 band = (u32)(p.b >> 16 & 0x3fff) << 4;
     for (int k = 0; k < 16; k++)
-        for (int n = 0; n < p.n; n++) {
-            u32 at = p.values ? n / 64 * band + k / 8 * stride + k % 8 * 128 + n % 64 * 2
-                              : n / 8 * stride + n % 8 * 128 + k * 2;
-            b[k][n] = halves[half_at(start + at)];
-        }
+        for (int n = 0; n < p.n; n++) b[k][n] = halves[half_at(at.b_at(n, k))];
     for (int row = 0; row < 64; row++) {
         for (int n = 0; n < p.n; n++) sums[row][n] = 0.0f;
         for (int k = 0; k < 16; k++)
@@ -205,20 +211,13 @@ void read_operands(const Product& p) {
     Actor* warps[4];
     for (int i = 0; i < 4; i++) warps[i] = &threads[first + i * LANES].actor;
     auto read = [&](u32 address) {
-        address ^= (address >> 7 & 7) << 4;
-        races::product_reads(my_group().reader, warps, window + address, 16, my_warp().group);
+        races::product_reads(my_group().reader, warps, swizzled(address), 16, my_warp().group);
     };
-    u32 stride = (u32)(p.a >> 32 & 0x3fff) << 4;
+    Operands at = {p};
     for (u32 row = 0; row < 64 && !p.from_registers; row++)
-        for (u32 k = 0; k < 16; k += 8)
-            read(operand_of(p.a) + row / 8 * stride + row % 8 * 128 + k * 2);
-    stride = (u32)(p.b >> 32 & 0x3fff) << 4;
-    u32 band = (u32)(p.b >> 16 & 0x3fff) << 4, start = operand_of(p.b), n = p.n;
-    for (u32 i = 0; i < n && !p.values; i++)
-        for (u32 k = 0; k < 16; k += 8) read(start + i / 8 * stride + i % 8 * 128 + k * 2);
-    for (u32 k = 0; k < 16 && p.values; k++)
-        for (u32 i = 0; i < n; i += 8)
-            read(start + i / 64 * band + k / 8 * stride + k % 8 * 128 + i % 64 * 2);
+        for (u32 k = 0; k < 16; k += 8) read(at.a_at(row, k));
+    for (u32 n = 0; n < (u32)p.n; n += p.values ? 8 : 1)
+        for (u32 k = 0; k < 16; k += p.values ? 1 : 8) read(at.b_at(n, k));
 }
 }  // namespace
 

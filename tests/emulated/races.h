@@ -39,8 +39,8 @@ struct Actor {
 struct Passed {
     std::shared_ptr<Knowledge> pending;
     Known done;
-    Known last;  // joined last
-    u32 copier = 0;                   // of copies that complete here
+    Known last;      // joined last
+    u32 copier = 0;  // of copies that complete here
     mutable Learned learned;
     std::vector<bool> users;  // of an mbarrier, by actor
 };
@@ -63,8 +63,8 @@ void release(Actor& from, Passed& to);
 void complete(Passed& phase, bool forgets);  // all have arrived; later phases know of former ones
 void acquire(Actor& to, const Passed& from);
 void take(Actor& to, const Passed& from);  // the same, by one that has released to it
-void publish(Actor& actor);      // what it knows of, to copies and products
-void launch_before(Actor& actor);  // has ended
+void publish(Actor& actor);                // what it knows of, to copies and products
+void launch_before(Actor& actor);          // has ended
 void exchange(Actor& actor, u64 address);  // release and acquire in any block, atomically
 
 enum Kind : u8 { READ, WRITE, ATOMIC };
@@ -79,6 +79,7 @@ void copy_group_ends(Actor& by);
 void copies_awaited(Actor& by, u32 groups);  // the first of them
 void copies_arrive(Actor& by, Passed& at);
 
+// An mbarrier, by a thread that arrives or waits.
 void uses(Actor& actor, Passed& barrier, const void* at, const void* code);
 
 // A bulk copy, known of by those that wait where it completes; answers its time.
