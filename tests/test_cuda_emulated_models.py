@@ -24,6 +24,11 @@ from test_cuda_fused import (
     test_halves_handed_over_are_those_of_f32,
     test_single_rows_handed_over_are_those_of_f32,
 )
+from test_cuda_norm_between import (
+    test_a_row_has_the_same_bits_among_others,
+    test_it_is_that_of_a_pass,
+    test_small_and_large_rows,
+)
 from test_cuda_sample import (
     test_a_token_does_not_depend_on_other_rows,
     test_broken_rows_are_told,
@@ -151,6 +156,7 @@ def test_many_streams() -> None:
 __all__ = [
     "test_a_packed_table_gives_what_the_file_has",
     "test_a_product_with_its_residual_is_its_chain",
+    "test_a_row_has_the_same_bits_among_others",
     "test_a_tied_table_is_resident_once",
     "test_a_token_does_not_depend_on_other_rows",
     "test_attention_handed_over_is_that_of_f32",
@@ -158,6 +164,8 @@ __all__ = [
     "test_equal_logits_rank_by_rising_id",
     "test_fused_ffn_is_its_chain",
     "test_halves_handed_over_are_those_of_f32",
+    "test_it_is_that_of_a_pass",
     "test_single_rows_handed_over_are_those_of_f32",
+    "test_small_and_large_rows",
     "test_what_many_tokens_share_is_narrowed_down",
 ]

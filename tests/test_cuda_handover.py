@@ -1,4 +1,4 @@
-"""Which values pass to their reader as halves: those that one product alone reads, in one split."""
+"""What passes between ops of one split: rows as halves, and norms that two products share."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from minfer.backends import Split
 from minfer.backends.cuda import foresight, handover
 from minfer.backends.cuda.device import Facts
 from minfer.backends.cuda.ops.base import Chunks, Halves
+from minfer.backends.melt import melting_norms
 from minfer.dtypes import BY_NAME, F32
 from minfer.graph import (
     AttentionAttrs,
@@ -47,7 +48,7 @@ def handed_over(split: Split, facts: Facts = H200, **settings: Any) -> dict[int,
 def split_of(builder: GraphBuilder, *outputs: Node) -> Split:
     graph = builder.build(*outputs)
     nodes = tuple(node.id for node in graph.nodes if node.op != "input")
-    return Split(graph, nodes, {node.id: 0 for node in graph.nodes})
+    return Split(graph, nodes, {node.id: node.id << 24 for node in graph.nodes})
 
 
 @pytest.mark.parametrize("facts", CARDS, ids=lambda facts: facts.name)
@@ -162,3 +163,73 @@ def test_other_attention_stays() -> None:
     assert not handed_over(attention("f32")[0])
     a100 = CARDS[1]
     assert not handed_over(attention("f16", single_rows=65)[0], a100)  # by two launches
+
+
+def normed(rows: int, single_rows: int, width: int = 512) -> tuple[GraphBuilder, Node, Node]:
+    """A product with its residual and a norm; answers those, for another product to follow."""
+    q8 = BY_NAME["q8_0"]
+    specs = {"w": WeightSpec(q8, (256, width)), "norm": WeightSpec(F32, (width,))}
+    specs |= {name: WeightSpec(q8, (width, 256)) for name in ("u", "u2")}
+    builder = GraphBuilder(specs, {})
+    x, r = builder.input("x", (rows, 256), F32), builder.input("r", (rows, width), F32)
+    builder.input("counts", (3,))
+    attrs = MatMulAttrs(single_rows, False, residual=True)
+    first = builder.node("matmul", (x, r), attrs, "first", ("w",))
+    return builder, first, builder.rms_norm(first, "norm", "normed", 1e-6)
+
+
+def between(split: Split, facts: Facts = H200) -> dict[int, Chunks]:
+    """The products that prepare rows for a norm, and how."""
+    norms = melting_norms(split)
+    return {i: b.chunks for i, b in handover.norms_between(split, norms, facts).items()}
+
+
+@pytest.mark.parametrize("facts", CARDS, ids=lambda facts: facts.name)
+@pytest.mark.parametrize("others", [0, 5, 200])
+@pytest.mark.parametrize("rows", [0, 1, 2, 3, 8, 9, 16, 17, 33, 64, 65, 130])
+def test_two_products_share_a_norm(rows: int, others: int, facts: Facts) -> None:
+    """Of single rows, where kernels of Hopper take them in one launch; others have their pass."""
+    if not rows + others:
+        return
+    builder, first, norm = normed(rows + others, rows)
+    split = split_of(builder, builder.matmul(norm, "u", "y", rows))
+    found = between(split, facts)
+    assert set(found) == ({first.id} if facts.hopper and 2 <= rows <= 64 else set())
+    for chunks in found.values():
+        assert rows <= chunks.columns <= max(8, 2 * rows)
+        assert chunks.ordered == (rows > 16)
+    kernels = foresight.kernels(split, facts, Settings())[split.nodes[-1]]
+    passes = [k for k in kernels if k == "matmul_act_normed"]
+    alone = foresight.kernels(replace(split, nodes=split.nodes[1:]), facts, Settings())
+    assert len(passes) + len(found) == alone[split.nodes[-1]].count("matmul_act_normed")
+
+
+def test_norms_that_are_not_between_two_products_stay() -> None:
+    builder, _, norm = normed(16, 16)
+    y = builder.matmul(norm, "u", "y", 16)
+    assert between(split_of(builder, y))
+    assert not between(split_of(builder, y, norm))  # an output
+    assert not between(split_of(builder, y, builder.matmul(norm, "u2", "z", 16)))  # two readers
+    for width in (480, 520 * 2):
+        builder, _, norm = normed(16, 16, width)  # no whole strips of 128
+        assert not between(split_of(builder, builder.matmul(norm, "u", "y", 16)))
+    builder, _, norm = normed(16, 16)
+    assert not between(split_of(builder, builder.matmul(norm, "u", "y", 8)))  # other single rows
+    builder, first, norm = normed(16, 16)
+    split = split_of(builder, builder.matmul(norm, "u", "y", 16))
+    assert not between(replace(split, nodes=tuple(n for n in split.nodes if n != first.id)))
+
+
+def test_what_is_prepared_is_read_before_the_next() -> None:
+    """It lies in one place: a product does not read there and write."""
+    builder, first, norm = normed(16, 16, 256)
+    attrs = MatMulAttrs(16, False, residual=True)
+    second = builder.node("matmul", (norm, first), attrs, "second", ("w",))
+    third = builder.matmul(builder.rms_norm(second, "norm", "n2", 1e-6), "u", "third", 16)
+    assert set(between(split_of(builder, third))) == {first.id}
+    builder, first, norm = normed(16, 16, 256)
+    attrs = MatMulAttrs(16, False, residual=True)
+    second = builder.node("matmul", (first, first), attrs, "second", ("w",))
+    y = builder.matmul(norm, "u", "y", 16)
+    z = builder.matmul(builder.rms_norm(second, "norm", "n2", 1e-6), "u2", "z", 16)
+    assert set(between(split_of(builder, y, z))) == {first.id}

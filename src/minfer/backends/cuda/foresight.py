@@ -127,7 +127,7 @@ def _lowered(
         settings=settings,
         base=0,
         offsets=split.offsets,
-        weights=lambda key: 0,
+        weights=lambda key: 1,  # 0 would say that there is none
         states={name: KVState(spec, 0) for name, spec in split.graph.states.items()},
         joins=joins(split, facts, settings),
         constant=ledger.constant,

@@ -8,11 +8,17 @@ one else sees the value.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from minfer.backends.base import Split
 from minfer.backends.cuda.device import Facts
 from minfer.backends.cuda.ops import OPS, matmul
-from minfer.backends.cuda.ops.base import F32_ROWS, Chunks, Halves
-from minfer.backends.cuda.ops.matmul_choose import many_rows_chunks, single_rows_chunks
+from minfer.backends.cuda.ops.base import F32_ROWS, Between, Chunks, Halves
+from minfer.backends.cuda.ops.matmul_choose import (
+    many_rows_chunks,
+    prepares_norms,
+    single_rows_chunks,
+)
 from minfer.backends.melt import PRODUCTS
 from minfer.graph import AttentionAttrs, FusedFFNAttrs, FusedQKVAttrs, Graph, MatMulAttrs, Node
 from minfer.settings import Settings
@@ -42,6 +48,35 @@ def handed_over(split: Split, facts: Facts, settings: Settings) -> dict[int, Hal
         )
         if halves != F32_ROWS:
             found[node.id] = halves
+    return found
+
+
+def norms_between(split: Split, norms: Mapping[int, Node], facts: Facts) -> dict[int, Between]:
+    """Norms whose work for single rows is done by the products before and after.
+
+    By the id of the product before.
+
+    Args:
+        norms: those that are part of their readers.
+    """
+    found: dict[int, Between] = {}
+    last = -1  # what is prepared lies in one place, until this one has read it
+    for norm in norms.values():
+        graph = split.graph
+        source = graph.nodes[norm.srcs[0]]
+        readers = [graph.nodes[i] for i in graph.readers[norm.id]]
+        if source.op != "matmul" or source.id not in split.nodes or len(readers) > 1:
+            continue
+        rows = _single_rows(source)
+        if not rows or _single_rows(readers[0]) != rows or norm.shape[1] % STRIP:
+            continue
+        if source.id <= last:
+            continue
+        groups = [matmul.group_of(node, graph.weights) for node in (source, readers[0])]
+        chunks = single_rows_chunks(groups[1], rows, facts)
+        if chunks and all(prepares_norms(group, rows, facts) for group in groups):
+            found[source.id] = Between(norm, chunks)
+            last = readers[0].id
     return found
 
 

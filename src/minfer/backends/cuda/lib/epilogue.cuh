@@ -42,6 +42,10 @@ struct Output {
     // whether they are in the other order; 0 for f32. The stride is a multiple of 128.
     int columns = 0;
     bool ordered = false;
+    // Of other products, where the rows of chunks are not 0: what prepares outputs for a norm and
+    // the product after it, see `norm_between.cuh`.
+    const float* norm = nullptr;  // [stride]
+    u8* next = nullptr;           // chunked halves, and sums of squares
 
     // Of column n, n % 16 < 8, and of column n + 8: two outputs, or a gate and its up. Apart from
     // `finish`, to be on the way while the sums are not known yet.
@@ -107,29 +111,32 @@ struct Output {
         return v;
     }
 
-    // Sums y of these columns.
+    // Sums y of these columns; answers plain outputs of a stride that is even.
     template <int KIND>
-    DEVICE void write(int m, int n, Four y, Four factor, Added added) const {
+    DEVICE Four write(int m, int n, Four y, Four factor, Added added) const {
         y = scaled(y, factor);
         float* to = out + (u64)m * stride;
         if constexpr (KIND == PLAIN_OUT) {
             if (stride & 1) {
                 one(m, n, y.a.x), one(m, n + 1, y.a.y);
                 one(m, n + 8, y.b.x), one(m, n + 9, y.b.y);
-                return;
+                return {};
             }
             // in this order, as single ops would, but for the sign of zero
             const Four &first = added.bias, &then = added.residual;
-            if (n < stride) *(float2*)(to + n) = sum(sum(y.a, first.a), then.a);
-            if (n + 8 < stride) *(float2*)(to + n + 8) = sum(sum(y.b, first.b), then.b);
+            y = {sum(sum(y.a, first.a), then.a), sum(sum(y.b, first.b), then.b)};
+            if (n < stride) *(float2*)(to + n) = y.a;
+            if (n + 8 < stride) *(float2*)(to + n + 8) = y.b;
+            return y;
         } else {
             int at = n / 16 * 8 + n % 8;
-            if (at >= stride) return;
+            if (at >= stride) return {};
             float2 v = gated_pair(KIND, y);
             if (columns)
                 *pair_at(out, m, columns, at / 2, ordered) = pack_act(v.x, v.y);
             else
                 *(float2*)(to + at) = v;
+            return {};
         }
     }
 

@@ -33,6 +33,8 @@ from minfer.settings import Settings
 if TYPE_CHECKING:
     from minfer.backends.cuda.device import Device, Facts
 
+SQUARES = 16
+"""Values whose squares are one sum at least, as products prepare them for a norm."""
 COUNTERS_BYTES = 64 << 10
 """Zeroed counters that kernels share, one after another."""
 
@@ -147,6 +149,34 @@ F32_ROWS = Halves()
 
 
 @dataclass(frozen=True, slots=True)
+class Between:
+    """A norm between two products, which do its work for single rows (`lib/norm_between.cuh`).
+
+    Attributes:
+        norm: its node.
+        chunks: how the second product has the rows.
+    """
+
+    norm: Node
+    chunks: Chunks
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """What the first of them leaves to the second, at `address`; the first takes `norm`.
+
+    Attributes:
+        address: chunked halves of x * norm, and sums of squares of x.
+        norm: f32 [n_cols], the norm's weight.
+        chunks: how the halves lie.
+    """
+
+    address: int
+    norm: int
+    chunks: Chunks
+
+
+@dataclass(frozen=True, slots=True)
 class Joins:
     """What nodes of a split leave to their readers, or make for them, by id: see `joins.py`.
 
@@ -154,11 +184,13 @@ class Joins:
         norms: norms that become part of their readers.
         projections: `fused_qkv` nodes that leave to their reader what follows the product.
         handed: which rows nodes make halves for their reader; of the others, none.
+        between: norms whose work is done by the product before, which is the key, and its reader.
     """
 
     norms: Mapping[int, Node] = field(default_factory=dict)
     projections: Mapping[int, Node] = field(default_factory=dict)
     handed: Mapping[int, Halves] = field(default_factory=dict)
+    between: Mapping[int, Between] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,12 +202,14 @@ class Normed:
         norm: f32 [n_cols], the weight of a norm that x passes first, 0 for none.
         eps: of that norm.
         halves: which of its rows are halves already.
+        prepared: its single rows as the product before the norm has prepared them, if it has.
     """
 
     x: int
     norm: int = 0
     eps: float = 0.0
     halves: Halves = F32_ROWS
+    prepared: Prepared | None = None
 
 
 @dataclass(frozen=True)
@@ -226,7 +260,18 @@ class Context:
         if norm is None:
             return Normed(self.src(node, 0), halves=self.halves(node.srcs[0]))
         assert isinstance(norm.attrs, NormAttrs)
-        return Normed(self.src(norm, 0), self.raw(norm.weights[0]), norm.attrs.eps)
+        prepared = self.prepared(norm.srcs[0])
+        weight = self.raw(norm.weights[0])
+        return Normed(self.src(norm, 0), weight, norm.attrs.eps, prepared=prepared)
+
+    def prepared(self, index: int) -> Prepared | None:
+        """What a product, by its node's id, leaves to the one behind a norm."""
+        between = self.joins.between.get(index)
+        if between is None:
+            return None
+        values = between.chunks.columns * between.norm.shape[1]
+        room = self.scratch(values * 2 + values // SQUARES * 4, "normed")
+        return Prepared(room, self.raw(between.norm.weights[0]), between.chunks)
 
     def halves(self, index: int) -> Halves:
         """Which rows of a node's output, by its id, are halves."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from minfer.backends.base import Weight
 from minfer.backends.cuda.device import Facts
@@ -24,6 +24,7 @@ from minfer.backends.cuda.ops.base import (
     Context,
     Halves,
     Normed,
+    Prepared,
     Store,
     blocks,
     halves_key,
@@ -55,6 +56,7 @@ class Product:
         residual: shaped like the output, 0 for none.
         halves: which rows of a gated product are written as halves.
         outputs: whether they are output rows, all of them single ones.
+        prepares: what single rows leave to the product behind a norm.
     """
 
     group: Group
@@ -68,6 +70,12 @@ class Product:
     residual: int = 0
     halves: Halves = F32_ROWS
     outputs: bool = False
+    prepares: Prepared | None = None
+
+    @property
+    def single_out(self) -> Chunks | None:
+        """How single rows are written as halves: these, or beside them for what comes next."""
+        return self.prepares.chunks if self.prepares else self.halves.single
 
     @property
     def many_rows(self) -> int:
@@ -145,6 +153,7 @@ def lower(node: Node, ctx: Context) -> list[Launch]:
         residual,
         ctx.halves(node.id),
         node.id in ctx.graph.output_rows,
+        ctx.prepared(node.id),
     )
     return project(product, ctx)
 
@@ -248,6 +257,8 @@ def _single_x(
     product: Product, first: int, rows: int, chunks: Chunks, room: int
 ) -> tuple[int, list[Launch]]:
     """Where x is as halves, and what makes them at `room` where it is not yet."""
+    if product.x.prepared:
+        return product.x.prepared.address, []
     if product.x.halves.single:
         return product.x.x, []
     return room, [act_launch(product.x, first, room, rows, chunks, product.group)]
@@ -265,8 +276,8 @@ def batch_launches(
     partial = x + x_bytes
     weights = _addresses(product)
     ends = _ends(product, first)
-    shape = (group.n_cols, *_tiles(group), group.n_outputs, rows)
-    main, finish = batch_kernels(group, product.epilogue, product.halves.single, variant)
+    shape = (group.n_cols, *_tiles(group), group.n_outputs, rows, product.x.eps)
+    main, finish = batch_kernels(product, variant)
     x, made = _single_x(product, first, rows, Chunks(variant.columns, False), x)
     launches = [
         *made,
@@ -274,7 +285,7 @@ def batch_launches(
             main,
             (variant.grid, 1, 1),
             (variant.warps + 1) * 32,
-            (*weights, x, *ends, partial, *shape),
+            (*weights, x, *ends, *_next(product), partial, *shape),
             variant.shared,
             variant.ranks if variant.cluster else 1,
         ),
@@ -285,9 +296,23 @@ def batch_launches(
     return launches
 
 
-def batch_kernels(
-    group: Group, epilogue: int, out: Chunks | None, variant: choose.Batch
-) -> tuple[Kernel, Kernel]:
+def _next(product: Product) -> tuple[int, int]:
+    """Addresses of the norm behind a product, and of what is prepared for it; 0 for none."""
+    after = product.prepares
+    return (after.norm, after.address) if after else (0, 0)
+
+
+def _batch_defines(product: Product) -> dict[str, int | float | str]:
+    """Macros that both kernels of batches have for what is before and behind them."""
+    return {
+        "EPILOGUE": product.epilogue,
+        "NORMED": int(product.x.prepared is not None),
+        **out_defines(product.single_out),
+        **_types(product.group),
+    }
+
+
+def batch_kernels(product: Product, variant: choose.Batch) -> tuple[Kernel, Kernel]:
     """The specialised `matmul_batch`, and what adds the sums of its ranks without a cluster."""
     macros = {
         "COLUMNS": variant.columns,
@@ -297,13 +322,11 @@ def batch_kernels(
         "X_STAGES": variant.x_stages,
         "RANKS": variant.ranks,
         "CLUSTER": int(variant.cluster),
-        "EPILOGUE": epilogue,
-        **out_defines(out),
-        **_types(group),
+        **_batch_defines(product),
     }
     file = "ops/matmul_batch.cu"
     return (
-        kernel(file, "matmul_batch", "p p p p p p p p p i i i i i i", **macros),
+        kernel(file, "matmul_batch", "p p p p p p p p p p p i i i i i i f", **macros),
         kernel(file, "matmul_batch_finish", "p p p p p i i", **macros),
     )
 
@@ -319,32 +342,30 @@ def hopper_batch_launches(
         *_addresses(product),
         x,
         *_ends(product, 0),
+        *_next(product),
         group.n_cols,
         *_tiles(group),
         group.n_outputs,
         rows,
+        product.x.eps,
     )
-    made = hopper_batch_kernel(group, product.epilogue, product.halves.single, variant)
+    made = hopper_batch_kernel(product, variant)
     grid = (variant.grid, 1, 1)
     return [*launches, Launch(made, grid, variant.threads, args, variant.shared, variant.ranks)]
 
 
-def hopper_batch_kernel(
-    group: Group, epilogue: int, out: Chunks | None, variant: choose.HopperBatch
-) -> Kernel:
+def hopper_batch_kernel(product: Product, variant: choose.HopperBatch) -> Kernel:
     """The specialised `matmul_batch_sm90`."""
     return kernel(
         "ops/matmul_batch_sm90.cu",
         "matmul_batch_sm90",
-        "p p p p p p p p i i i i i i",
+        "p p p p p p p p p p i i i i i i f",
         COLUMNS=variant.columns,
         GROUPS=variant.groups,
         STAGES=variant.stages,
         X_STAGES=variant.x_stages,
         RANKS=variant.ranks,
-        EPILOGUE=epilogue,
-        **out_defines(out),
-        **_types(group),
+        **_batch_defines(product),
     )
 
 
@@ -507,9 +528,23 @@ def _single_kernels(
         if name == "matmul_vec":
             yield vec_kernel(group, choose.vec(group, facts))
             continue
-        for out in (None, choose.single_rows_chunks(group, n, facts)) if epilogue else (None,):
+        for product in _products(group, epilogue, n, facts):
             if name == "matmul_batch_sm90":
-                wide = choose.hopper_batch(group, n, facts)
-                yield hopper_batch_kernel(group, epilogue, out, wide)
+                yield hopper_batch_kernel(product, choose.hopper_batch(group, n, facts))
             else:
-                yield from batch_kernels(group, epilogue, out, choose.batch(group, n, facts))
+                yield from batch_kernels(product, choose.batch(group, n, facts))
+
+
+def _products(group: Group, epilogue: int, rows: int, facts: Facts) -> Iterator[Product]:
+    """Products of these rows by what is before and behind them."""
+    chunks = choose.single_rows_chunks(group, rows, facts)
+    plain = Product(group, 0, Normed(0), 0, rows, rows, epilogue)
+    yield plain
+    if epilogue:
+        plain = replace(plain, halves=Halves(chunks))
+        yield plain
+    if chunks and chunks.columns > 8 and choose.prepares_norms(group, rows, facts):
+        prepared = Prepared(0, 0, chunks)
+        yield replace(plain, x=Normed(0, prepared=prepared))
+        if not epilogue:
+            yield replace(plain, prepares=prepared)

@@ -6,7 +6,9 @@
 //   `matmul_batch_finish` adds them.
 // Layouts: W as there; x chunked halves (`lib/act.cuh`) of COLUMNS rows; out f32 [rows][stride], or
 //   of a gated product that one product alone reads, that product's x: chunked halves of
-//   OUT_COLUMNS rows, in the order of `wgmma_weights.cuh` if OUT_ORDERED (`lib/act.cuh`);
+//   OUT_COLUMNS rows, in the order of `wgmma_weights.cuh` if OUT_ORDERED (`lib/act.cuh`); of other
+//   products, where OUT_COLUMNS is not 0, also `next`, for a norm and the product after it, and if
+//   NORMED x is such memory (`lib/norm_between.cuh`);
 //   partial f32 [block][COLUMNS][n_tiles * 16].
 // Who: a block is WARPS x TILES row tiles by its share of K, and each warp TILES of its tiles by
 //   all COLUMNS rows of x. A warp streams its weights through a ring of its own; one more warp
@@ -16,7 +18,7 @@
 // Numerics: f32 sums over ascending k of a block's share, blocks in order. RANKS is a function of
 //   the weights' shapes and the card, so a row has the same bits whatever rows are beside it.
 // Versions: 1 (2026-11) sums of parts of K by a second launch: a step of 16 rows of a 7B took 2.85
-//   ms. 2: clusters: 2.40 ms.
+//   ms. 2: clusters: 2.40 ms. 3: of a ring one slot before the wait, norms shared: 2.11 to 2.01 ms.
 #include "lib/cluster_sum.cuh"
 #include "lib/mma.cuh"
 #include "lib/segments.cuh"
@@ -32,6 +34,7 @@
 #define EPILOGUE 0
 #define OUT_COLUMNS 0
 #define OUT_ORDERED 0
+#define NORMED 0
 #endif
 
 constexpr int NT = COLUMNS / 8;
@@ -39,6 +42,7 @@ constexpr int THREADS = (WARPS + 1) * WARP;
 constexpr int X_BYTES = COLUMNS * 512;      // a piece of x
 constexpr int TILE_N = 16 * TILES * WARPS;  // packed rows of a block
 constexpr int PITCH = TILE_N + 8;           // floats of a row of sums in shared memory
+constexpr int UNIT = 16;                    // outputs whose squares are one sum for the norm after
 using Ring = WarpRing<STAGES, TILES * MAX_PIECE>;
 constexpr bool APART = RANKS > 1 && !CLUSTER;  // sums go to memory
 static_assert(APART || X_STAGES * X_BYTES + WARPS * Ring::BYTES >= COLUMNS * PITCH * 4,
@@ -90,13 +94,15 @@ struct Multiply {
 
 KERNEL __launch_bounds__(THREADS, 1)
 matmul_batch(const u8* w0, const u8* w1, const u8* w2, const float* factor, const u8* x,
-             const float* bias, const float* residual, float* out, float* partial, int k,
-             int tiles0, int tiles1, int tiles2, int stride, int rows) {
+             const float* bias, const float* residual, float* out, const float* norm, u8* next,
+             float* partial, int k, int tiles0, int tiles1, int tiles2, int stride, int rows,
+             float eps) {
     extern __shared__ __align__(1024) u8 shared[];
     u8* xs = align_shared(shared);
     u8* rings = xs + X_STAGES * X_BYTES;
     u64* barriers = (u64*)(rings + WARPS * Ring::BYTES);
     u64* full = barriers + WARPS * STAGES;
+    float* scales = NORMED ? (float*)(full + X_STAGES) : nullptr;
 
     int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP, g = lane / 4, t = lane % 4;
     pdl_launch();
@@ -144,8 +150,14 @@ matmul_batch(const u8* w0, const u8* w1, const u8* w2, const float* factor, cons
             }
             ring.issue(slot, rows, bytes, MAX_PIECE);
         };
-        for (int i = 0; i < STAGES; i++) fetch(i, first_piece + i);
+        // what is loaded after copies comes after them, so of these the first alone is asked for
+        // before x and the sums of its squares
+        fetch(0, first_piece);
         pdl_wait();
+        RowScales<UNIT, COLUMNS, WARPS * WARP> row_scales;
+        if (NORMED) row_scales.load(x, k);
+        for (int i = 1; i < STAGES; i++) fetch(i, first_piece + i);
+        if (NORMED) row_scales.store(scales, k, eps);
 
         u32 x_lane = shared_address(xs) + g * 128 + ((2 * t) ^ g) * 16;
         int at = 0;
@@ -186,9 +198,9 @@ matmul_batch(const u8* w0, const u8* w1, const u8* w2, const float* factor, cons
         }
     }
     if constexpr (!APART)
-        finish_together<RANKS, EPILOGUE, TILE_N, PITCH, THREADS>(
-            Output{factor, bias, residual, out, stride, OUT_COLUMNS, OUT_ORDERED},
-            shared_address(xs), rank, block * TILE_N, rows);
+        finish_together<RANKS, EPILOGUE, TILE_N, PITCH, THREADS, UNIT>(
+            Output{factor, bias, residual, out, stride, OUT_COLUMNS, OUT_ORDERED, norm, next},
+            shared_address(xs), scales, rank, block * TILE_N, rows);
 }
 
 KERNEL __launch_bounds__(256)

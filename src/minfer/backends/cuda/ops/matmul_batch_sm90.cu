@@ -3,8 +3,8 @@
 //
 // What: as `matmul_batch.cu`.
 // Layouts: W blocks of `lib/quant.cuh`, up to three weights side by side; x chunked halves of
-//   COLUMNS rows in this kernel's order (`lib/act.cuh`); out f32 [rows][stride] or halves,
-//   as there.
+//   COLUMNS rows in this kernel's order (`lib/act.cuh`); out f32 [rows][stride] or halves, NORMED
+//   and `next`, as there.
 // Who: a block is GROUPS warpgroups. A warp has one row tile, by its block's share of K, and
 //   streams it through a ring of its own; the four tiles of a warpgroup are the 64 rows of its
 //   products. x is their other operand, in a ring that all share, a strip of 128 of K a slot: the
@@ -31,6 +31,7 @@
 #define EPILOGUE 0
 #define OUT_COLUMNS 0
 #define OUT_ORDERED 0
+#define NORMED 0
 #endif
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
@@ -39,6 +40,7 @@ constexpr int THREADS = WARPS * WARP;
 constexpr int X_BYTES = COLUMNS * 256;  // a strip of x
 constexpr int TILE_N = 16 * WARPS;      // packed rows of a block
 constexpr int PITCH = TILE_N + 4;       // floats of a row of sums in shared memory
+constexpr int UNIT = 64;                // outputs whose squares are one sum for the norm after
 using Ring = WarpRing<STAGES, MAX_PIECE>;
 static_assert(X_STAGES * X_BYTES + WARPS * Ring::BYTES >= COLUMNS * PITCH * 4,
               "sums fit where operands were");
@@ -55,14 +57,16 @@ DEVICE bool last_use(u32* uses) {
 
 KERNEL __launch_bounds__(THREADS, 1)
 matmul_batch_sm90(const u8* w0, const u8* w1, const u8* w2, const float* factor, const u8* x,
-                  const float* bias, const float* residual, float* out, int k, int tiles0,
-                  int tiles1, int tiles2, int stride, int rows) {
+                  const float* bias, const float* residual, float* out, const float* norm,
+                  u8* next, int k, int tiles0, int tiles1, int tiles2, int stride, int rows,
+                  float eps) {
     extern __shared__ __align__(1024) u8 shared[];
     u8* xs = align_shared(shared);
     u8* rings = xs + X_STAGES * X_BYTES;
     u64* barriers = (u64*)(rings + WARPS * Ring::BYTES);
     u64* full = barriers + WARPS * STAGES;
     u32* uses = (u32*)(full + X_STAGES);
+    float* scales = NORMED ? (float*)(uses + X_STAGES) : nullptr;
 
     int warp = __shfl_sync(FULL_MASK, threadIdx.x / WARP, 0);  // known to be the same in a warp
     int lane = threadIdx.x % WARP;
@@ -97,10 +101,16 @@ matmul_batch_sm90(const u8* w0, const u8* w1, const u8* w2, const float* factor,
         if (s < end_strip)
             fill(xs + slot * X_BYTES, x + (u64)s * X_BYTES, X_BYTES, full + slot);
     };
-    for (int i = 0; i < STAGES && !idle; i++) fetch(i, first_piece + i);
+    // what is loaded after copies comes after them, so of these the first alone is asked for before
+    // x and the sums of its squares
+    if (!idle) fetch(0, first_piece);
     pdl_wait();
     if (warp == 0 && elect())
         for (int i = 0; i < X_STAGES; i++) fetch_x(i, first_strip + i);
+    RowScales<UNIT, COLUMNS, THREADS> row_scales;
+    if (NORMED) row_scales.load(x, k);
+    for (int i = 1; i < STAGES && !idle; i++) fetch(i, first_piece + i);
+    if (NORMED) row_scales.store(scales, k, eps);
 
     float d[COLUMNS / 2];
     u32 a[2][4][4] = {};
@@ -157,8 +167,8 @@ matmul_batch_sm90(const u8* w0, const u8* w1, const u8* w2, const float* factor,
             to[0] = d[4 * n + j];
             to[8] = d[4 * n + 2 + j];
         }
-    finish_together<RANKS, EPILOGUE, TILE_N, PITCH, THREADS>(
-        Output{factor, bias, residual, out, stride, OUT_COLUMNS, OUT_ORDERED}, shared_address(xs),
-        rank, block * TILE_N, rows);
+    finish_together<RANKS, EPILOGUE, TILE_N, PITCH, THREADS, UNIT>(
+        Output{factor, bias, residual, out, stride, OUT_COLUMNS, OUT_ORDERED, norm, next},
+        shared_address(xs), scales, rank, block * TILE_N, rows);
 }
 #endif

@@ -91,6 +91,16 @@ def single_rows_chunks(group: Group, rows: int, facts: Facts) -> Chunks | None:
     return Chunks(columns, False) if rows <= columns else None
 
 
+def prepares_norms(group: Group, rows: int, facts: Facts) -> bool:
+    """Whether so many single rows go to a kernel that shares a norm with the product beside it.
+
+    That is, by one launch.
+    """
+    name = single_rows_kernel(group, rows, facts)
+    takes = name in ("matmul_batch", "matmul_batch_sm90") and facts.hopper
+    return takes and single_rows_chunks(group, rows, facts) is not None
+
+
 def vec(group: Group, facts: Facts) -> Vec:
     """The geometry for one row, where `matmul_vec` takes it."""
     deep = vec_geometry(group, 3, facts.n_sms)
@@ -201,7 +211,7 @@ def batches(group: Group, columns: int, ranks: int, facts: Facts) -> Iterator[Ba
                 sums = 4 * columns * (matmul_pack.TILE * warps * tiles + 8)
                 cluster = facts.hopper and ranks > 1
                 in_place = sums <= operands or (ranks > 1 and not cluster)  # of the operands
-                shared = 1024 + operands + 8 * (warps * stages + x_stages)
+                shared = 1024 + operands + 8 * (warps * stages + x_stages) + 4 * columns
                 if facts.hopper:
                     shared = max(shared, _alone(facts))
                 if shared <= facts.shared_limit and in_place:
@@ -309,7 +319,7 @@ def hopper_batches(group: Group, columns: int, facts: Facts) -> Iterator[HopperB
         for stages, x_stages in _DEPTHS:
             operands = x_stages * columns * PIECE + warps * stages * piece_bytes(group)
             sums = 4 * columns * (matmul_pack.TILE * warps + 4)
-            shared = 1024 + operands + 8 * (warps * stages + x_stages) + 4 * x_stages
+            shared = 1024 + operands + 8 * (warps * stages + x_stages) + 4 * (x_stages + columns)
             shared = max(shared, _alone(facts))
             if shared <= facts.shared_limit and sums <= operands:
                 yield HopperBatch(columns, groups, stages, x_stages, ranks, grid, shared)
