@@ -206,16 +206,16 @@ def test_halves_handed_over_are_those_of_f32(
 
 @pytest.mark.parametrize(
     ("rows", "dtype", "n_in", "n_ff", "act"),
-    [  # of 2048 inputs, several blocks add up their parts of each sum
+    [  # of 1024 inputs, several blocks add up their parts of each sum
         (3, "q4_K", 512, 256, "silu"),
         (4, "q4_K", 512, 768, "gelu"),
-        (8, "q8_0", 2048, 256, "silu"),
+        (8, "q8_0", 1024, 256, "silu"),
         (9, "f16", 512, 768, "silu"),
-        (16, "q4_K", 2048, 256, "gelu"),
-        (17, "q6_K", 2048, 256, "silu"),
+        (16, "q4_K", 1024, 256, "gelu"),
+        (17, "q6_K", 1024, 256, "silu"),
         (33, "q5_0", 512, 768, "gelu"),
-        (64, "q4_K", 2048, 384, "silu"),
-        (70, "q4_K", 2048, 256, "silu"),
+        (64, "q4_K", 1024, 384, "silu"),
+        (70, "q4_K", 1024, 256, "silu"),
         (130, "q6_K", 512, 384, "gelu"),
     ],
 )

@@ -81,11 +81,18 @@ def run(gpu: Any, made: tuple[GraphBuilder, list[Node]], inputs: dict[str, Any])
     return y, runner.result(1), len(passes)
 
 
-@pytest.mark.parametrize("bias", [False, True])
-@pytest.mark.parametrize("gated", [False, True])
 @pytest.mark.parametrize(
-    ("rows", "dtype"),
-    [(2, "q4_K"), (3, "q8_0"), (9, "q4_K"), (16, "f16"), (17, "q6_K"), (48, "q4_K"), (64, "q5_0")],
+    ("rows", "dtype", "gated", "bias"),
+    [
+        (2, "q4_K", True, False),
+        (3, "q8_0", False, True),
+        (9, "q4_K", True, True),
+        (16, "f16", False, False),
+        (17, "q6_K", False, True),
+        (33, "f16", True, False),
+        (48, "q4_K", True, True),
+        (64, "q5_0", False, False),
+    ],
 )
 def test_it_is_that_of_a_pass(gpu: Any, rows: int, dtype: str, gated: bool, bias: bool) -> None:
     """As far as halves go, alone and beside rows of prompts; on Hopper without a pass."""

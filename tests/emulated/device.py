@@ -47,6 +47,8 @@ class EmulatedDevice:
         self.facts = facts
         self._overlaps = overlaps and facts.programmatic
         self.launches = 0
+        self.kernels: set[Kernel] = set()
+        """What has run, until somebody clears it."""
         self._emulator = emulator(facts)
         self.late = late
         self._blocks: dict[int, tuple[Bytes, int]] = {}  # address -> memory with margins, bytes
@@ -70,6 +72,7 @@ class EmulatedDevice:
         Raises:
             BackendError: when a kernel broke a rule, or wrote where nothing is.
         """
+        self.kernels.update(launch.kernel for launch in frozen)
         before = self._contents() if self._overlaps and len(frozen) > 1 else []
         self._emulator.watch((start, start + size) for start, (_, size) in self._blocks.items())
         for number, launch in enumerate(frozen):

@@ -107,17 +107,18 @@ def shared_bytes(head_dim: int, splits: int, warps: int) -> int:
 
 
 def kernels(head_dims: Iterable[int]) -> Sequence[Kernel]:
-    """Every head size and type: with the cap; of projections, for few items and for many."""
+    """Every head size and type, of projections; the usual sizes with the cap and for many items."""
     found = []
     for head_dim in head_dims:
         spec = RopeSpec("neox", (1.0,) * (head_dim // 2))
         macros = qkv.defines(head_dim, spec, bias=True, norm=True)
         for dtype in KIND:
-            found.append(_kernel(head_dim, 7, dtype, 32, 50, 8, {}, None))
-            for warps, out in ((8, Chunks(8, False)), (4, Chunks(32, True))):
-                if warps == 8 or head_dim <= 128:
-                    halves = None if dtype is F32 else out
-                    found.append(_kernel(head_dim, 7, dtype, 32, 0, warps, macros, halves))
+            few, many = (None, None) if dtype is F32 else (Chunks(8, False), Chunks(32, True))
+            found.append(_kernel(head_dim, 7, dtype, 32, 0, 8, macros, few))
+            if head_dim in (64, 96, 128):
+                found.append(_kernel(head_dim, 7, dtype, 32, 0, 4, macros, many))
+            if head_dim in (64, 128, 256):
+                found.append(_kernel(head_dim, 7, dtype, 32, 50, 8, {}, None))
     return found
 
 

@@ -205,10 +205,10 @@ def _ends(product: Product, first: int) -> tuple[int, int, int]:
     return product.bias, residual, product.out + skip
 
 
-def _tiles(group: Group) -> tuple[int, ...]:
-    """Tiles of three segments."""
-    found = [s.n_tiles for s in group.segments]
-    return (*found, *[0] * (3 - len(found)))
+def _shape(group: Group) -> tuple[int, ...]:
+    """Columns, tiles of three segments, and outputs."""
+    tiles = [s.n_tiles for s in group.segments]
+    return (group.n_cols, *tiles, *[0] * (3 - len(tiles)), group.n_outputs)
 
 
 def vec_launch(product: Product, variant: choose.Vec) -> Launch:
@@ -219,9 +219,7 @@ def vec_launch(product: Product, variant: choose.Vec) -> Launch:
         product.x.x,
         product.x.norm,
         *_ends(product, 0),
-        group.n_cols,
-        *_tiles(group),
-        group.n_outputs,
+        *_shape(group),
         variant.tiles,
         variant.round_tiles,
         product.epilogue,
@@ -276,7 +274,7 @@ def batch_launches(
     partial = x + x_bytes
     weights = _addresses(product)
     ends = _ends(product, first)
-    shape = (group.n_cols, *_tiles(group), group.n_outputs, rows, product.x.eps)
+    shape = (*_shape(group), rows, product.x.eps)
     main, finish = batch_kernels(product, variant)
     x, made = _single_x(product, first, rows, Chunks(variant.columns, False), x)
     launches = [
@@ -343,9 +341,7 @@ def hopper_batch_launches(
         x,
         *_ends(product, 0),
         *_next(product),
-        group.n_cols,
-        *_tiles(group),
-        group.n_outputs,
+        *_shape(group),
         rows,
         product.x.eps,
     )
@@ -434,9 +430,7 @@ def many_launch(
         partial,
         ctx.counters(variant.tiles if variant.ranks > 1 else 0),
         ctx.input("counts") + 4 * count,
-        group.n_cols,
-        *_tiles(group),
-        group.n_outputs,
+        *_shape(group),
         chunks.columns,
     )
     made = many_kernel(group, product.epilogue, out is not None, variant)
@@ -511,13 +505,17 @@ def kernels(facts: Facts) -> Sequence[Kernel]:
 
 
 def _many_kernels(groups: Sequence[Group]) -> Iterator[Kernel]:
-    """Of each type, and of these groups, by tile; of pairs each epilogue."""
+    """Of each type by two tiles, of these groups by all, of pairs each way."""
     singles = [Group(("w",), (WeightSpec(dtype, (4096, 4096)),)) for dtype in WEIGHT_TYPES]
-    for group, columns in itertools.product((*singles, *groups), choose.MANY_COLUMNS):
+    by_tile = [
+        *itertools.product(singles, (256, 96)),
+        *itertools.product(groups, choose.MANY_COLUMNS),
+    ]
+    for group, columns in by_tile:
         variant = choose.Many(columns, 1 + (columns < 256), 2, 3, 1, 1, 0)
-        for epilogue in (SILU, GELU) if group.paired else (PLAIN,):
-            for halves in (False, True) if group.paired else (False,):
-                yield many_kernel(group, epilogue, halves, variant)
+        ways = ((SILU, False), (SILU, True), (GELU, True)) if group.paired else ((PLAIN, False),)
+        for epilogue, halves in ways:
+            yield many_kernel(group, epilogue, halves, variant)
 
 
 def _single_kernels(
