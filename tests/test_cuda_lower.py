@@ -123,6 +123,18 @@ def test_a_batch_has_no_pass_between_products(name: str, sequences: int, facts: 
     assert kernels.count("matmul_act") == 2
 
 
+@pytest.mark.parametrize("facts", CARDS, ids=lambda f: f.name)
+@pytest.mark.parametrize("sequences", [2, 4, 16, 64])
+def test_products_of_a_batch_share_the_norms_between_them(sequences: int, facts: Facts) -> None:
+    """On Hopper all but the first, before which there is no product."""
+    config = model_config(tiny("llama"))
+    shape = EngineConfig(256, 16384, max_sequences=64).step_shape(sequences, 0, sequences)
+    plan = make_plan(build_decoder(config, shape), [Device(OnPaper())], Settings())
+    kernels = [launch.kernel.name for launch in lower_plan(plan, facts)]
+    apart = 1 if facts.hopper else 2 * len(config.layers)
+    assert kernels.count("matmul_act_normed") == apart
+
+
 def test_rows_go_to_the_kernel_of_their_path() -> None:
     assert names(lower(layer(128, "f16", 4, 4))) == ["attention_decode"]
     assert names(lower(layer(128, "f16", 64, 0))) == ["attention_prefill_sm90"]
