@@ -206,16 +206,19 @@ def test_an_unknown_pre_tokenizer_is_refused() -> None:
 
 @pytest.mark.parametrize("name", REAL)
 @pytest.mark.parametrize("text", ["a", " ", "\n", "1", "!", "é", " \n", "ab "])
-def test_a_million_characters_take_under_a_second(name: str, text: str) -> None:
+def test_a_million_characters_take_time_in_proportion(name: str, text: str) -> None:
+    """Twenty times that of a twentieth, not four hundred times, on whatever machine."""
     tokenizer = real_tokenizer(name)
     million = text * (1_000_000 // len(text))
-    # Processor time, and the best of three: a busy machine must not fail a linear algorithm.
-    seconds = []
-    while not seconds or (min(seconds) >= 1.0 and len(seconds) < 3):
+
+    def encoded(some: str) -> tuple[float, list[int]]:
         start = time.process_time()
-        ids = tokenizer.encode(million, add_bos=False)
-        seconds.append(time.process_time() - start)
-    assert min(seconds) < 1.0
+        ids = tokenizer.encode(some, add_bos=False)
+        return time.process_time() - start, ids
+
+    limit = 80 * min(encoded(million[:50_000])[0] for _ in range(3))
+    seconds, ids = encoded(million)
+    assert seconds < limit or encoded(million)[0] < limit
     assert tokenizer.decode(ids) == million
 
 
