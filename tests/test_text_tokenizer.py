@@ -218,7 +218,8 @@ def test_a_million_characters_take_time_in_proportion(name: str, text: str) -> N
 
     limit = 80 * min(encoded(million[:50_000])[0] for _ in range(3))
     seconds, ids = encoded(million)
-    assert seconds < limit or encoded(million)[0] < limit
+    seconds = min([seconds, *(encoded(million)[0] for _ in range(2 if seconds >= 1.0 else 0))])
+    assert seconds < min(limit, 3.0)  # on the slowest machine so far 1.4
     assert tokenizer.decode(ids) == million
 
 

@@ -16,7 +16,7 @@ from minfer.backends.cuda.ops import OPS, matmul
 from minfer.backends.cuda.ops.base import F32_ROWS, Between, Chunks, Halves
 from minfer.backends.cuda.ops.matmul_choose import (
     many_rows_chunks,
-    prepares_norms,
+    norm_sharing_chunks,
     single_rows_chunks,
 )
 from minfer.backends.melt import PRODUCTS
@@ -59,24 +59,24 @@ def norms_between(split: Split, norms: Mapping[int, Node], facts: Facts) -> dict
     Args:
         norms: those that are part of their readers.
     """
+    graph = split.graph
     found: dict[int, Between] = {}
     last = -1  # what is prepared lies in one place, until this one has read it
     for norm in norms.values():
-        graph = split.graph
-        source = graph.nodes[norm.srcs[0]]
-        readers = [graph.nodes[i] for i in graph.readers[norm.id]]
-        if source.op != "matmul" or source.id not in split.nodes or len(readers) > 1:
+        source, readers = graph.nodes[norm.srcs[0]], graph.readers[norm.id]
+        if source.op != "matmul" or not last < source.id or source.id not in split.nodes:
             continue
-        rows = _single_rows(source)
-        if not rows or _single_rows(readers[0]) != rows or norm.shape[1] % STRIP:
+        rows, reader = _single_rows(source), graph.nodes[readers[0]]
+        shared = len(readers) == 1 and rows > 0 and _single_rows(reader) == rows
+        if not shared or norm.shape[1] % STRIP:
             continue
-        if source.id <= last:
-            continue
-        groups = [matmul.group_of(node, graph.weights) for node in (source, readers[0])]
-        chunks = single_rows_chunks(groups[1], rows, facts)
-        if chunks and all(prepares_norms(group, rows, facts) for group in groups):
-            found[source.id] = Between(norm, chunks)
-            last = readers[0].id
+        before, after = (
+            norm_sharing_chunks(matmul.group_of(node, graph.weights), rows, facts)
+            for node in (source, reader)
+        )
+        if before and after:
+            found[source.id] = Between(norm, after)
+            last = reader.id
     return found
 
 

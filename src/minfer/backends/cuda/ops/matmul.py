@@ -535,13 +535,13 @@ def _single_kernels(
 
 def _products(group: Group, epilogue: int, rows: int, facts: Facts) -> Iterator[Product]:
     """Products of these rows by what is before and behind them."""
-    chunks = choose.single_rows_chunks(group, rows, facts)
     plain = Product(group, 0, Normed(0), 0, rows, rows, epilogue)
     yield plain
     if epilogue:
-        plain = replace(plain, halves=Halves(chunks))
+        plain = replace(plain, halves=Halves(choose.single_rows_chunks(group, rows, facts)))
         yield plain
-    if chunks and chunks.columns > 8 and choose.prepares_norms(group, rows, facts):
+    chunks = choose.norm_sharing_chunks(group, rows, facts)
+    if chunks and chunks.columns > 8:
         prepared = Prepared(0, 0, chunks)
         yield replace(plain, x=Normed(0, prepared=prepared))
         if not epilogue:

@@ -91,14 +91,12 @@ def single_rows_chunks(group: Group, rows: int, facts: Facts) -> Chunks | None:
     return Chunks(columns, False) if rows <= columns else None
 
 
-def prepares_norms(group: Group, rows: int, facts: Facts) -> bool:
-    """Whether so many single rows go to a kernel that shares a norm with the product beside it.
-
-    That is, by one launch.
-    """
+def norm_sharing_chunks(group: Group, rows: int, facts: Facts) -> Chunks | None:
+    """As `single_rows_chunks`, of the kernels that share a norm with the product beside it."""
     name = single_rows_kernel(group, rows, facts)
-    takes = name in ("matmul_batch", "matmul_batch_sm90") and facts.hopper
-    return takes and single_rows_chunks(group, rows, facts) is not None
+    if not facts.hopper or name not in ("matmul_batch", "matmul_batch_sm90"):
+        return None
+    return single_rows_chunks(group, rows, facts)
 
 
 def vec(group: Group, facts: Facts) -> Vec:
@@ -171,6 +169,12 @@ def batch(group: Group, rows: int, facts: Facts) -> Batch:
 
     It may take fewer `columns` than rows, where a block has 64 KiB of shared memory.
     """
+    return _batch_of_shape(replace(group, names=()), rows, facts)
+
+
+@cache
+def _batch_of_shape(group: Group, rows: int, facts: Facts) -> Batch:
+    """The same of a group without names: every layer asks for the same few shapes, often."""
     ranks = _ranks(group, facts)
     for columns in (64, 32, 16, 8):
         if columns > 8 and rows <= columns // 2:
